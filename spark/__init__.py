@@ -18,6 +18,9 @@ Example:
 # The modules:
 # session           a Spark session on Ray by RayDP
 # sink              writes a DataFrame to a topic, each row once
+# direct_write      sends the rows of a task to their queues at once
+# stored_rows       compares rows with those that an earlier attempt has stored
+# task_batches      the batches that a task of a write gets
 # task_errors       the error of RayMQ that ended a task
 # batch_sink        the same for the batches of a stream, by foreachBatch
 # source            reads topics as a DataFrame
@@ -55,8 +58,9 @@ if TYPE_CHECKING:
 
     from .batch_sink import stream_sink
     from .cluster_options import options
+    from .direct_write import QueueReceipt
     from .session import raydp_session, use_java
-    from .sink import QueueReceipt, WriteResult, write
+    from .sink import WriteResult, write
     from .source import read
     from .stream_loop import stream
     from .values import from_value, to_value
@@ -79,7 +83,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "QueueReceipt": "raymq.spark.sink",
+        "QueueReceipt": "raymq.spark.direct_write",
         "WriteResult": "raymq.spark.sink",
         "options": "raymq.spark.cluster_options",
         "from_value": "raymq.spark.values",

@@ -1,62 +1,40 @@
 """Writes a DataFrame to a topic, each row exactly once, even when tasks are retried.
 
-Direct    A task sends its rows to their queues, as a producer that each attempt repeats. Producer id = hash(write id,
-          partition). Epoch = run << 8 | attempt, so that a later attempt fences an earlier one, and a repeated write
-          fences the write before it. Sequence = the row's place among its partition's rows of one queue. So the rows
-          of a partition must have the same order in each attempt: a plan that cannot promise that is refused.
+Direct    A task sends its rows to their queues (`direct_write`). The rows of a partition must have the same order in
+          each attempt: a plan that cannot promise that is refused.
 Staged    A task stages its rows under a producer id of its own, and the driver commits those of the attempts that
           Spark counts (`raymq.cluster.staged`). Any plan will do. Each row is written twice.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
-from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
-from raymq.store.base.errors import Bug, Rejected
+from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
 
+from .direct_write import DirectWrite, QueueReceipt
 from .sink_columns import SinkTopic, by_queue, check_columns, check_direct, targets
+from .sink_options import DELIVERIES, Delivery
+from .task_batches import partition_of_task, without_empty
 from .task_errors import collect
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-Delivery = Literal["direct", "staged"]
-DELIVERIES = ("direct", "staged")
-
-_ATTEMPTS_MAX = 255
-
 #: argument and result of a task
 Batches = Iterator[pa.RecordBatch]
-
-
-@dataclass(frozen=True)
-class QueueReceipt:
-    """The rows that one task wrote to one queue."""
-
-    partition: int
-    queue_id: int
-    shard: int
-    rows: int
-    #: rows that an earlier attempt or run had stored
-    duplicates: int
-    first_offset: int
-    last_offset: int
-
 
 #: the rows that a task returns, for Spark and for Arrow
 _RECEIPT_FIELDS = [field.name for field in fields(QueueReceipt)]
@@ -88,6 +66,7 @@ def write(
     sort_by: Sequence[str] | None = None,
     acks: Acks = "quorum",
     delivery: Delivery = "direct",
+    verify: bool = True,
 ) -> WriteResult:
     """Write a DataFrame to a topic and return when every row is stored exactly once.
 
@@ -122,6 +101,9 @@ def write(
             "staged" takes any plan, also one with rand() or a shuffle. Tasks stage rows that no reader sees, and the
             shards publish them when all tasks have ended. It writes each row twice. Rows that are staged and not
             committed are deleted with their commit log files. A `writeId` is then one name for all topics.
+        verify: with delivery="direct": compare rows that an earlier attempt, or an earlier write of the same name, has
+            stored with those of this one (default True). It costs a read of these rows, and nothing where there are
+            none. False takes them for the same.
 
     Guarantees:
         At return every row is stored once, as durably as `acks` and the cluster's flush mode promise. If a staged write
@@ -129,8 +111,8 @@ def write(
         holds for a plan that gives other rows each time, too: the error comes when the first rows are published.
 
     Raises:
-        Rejected: columns are missing or wrong, or the plan is not deterministic. Of a staged write: an earlier one of
-            the same name had other rows. From a task: a value that the topic does not take, or a queue out of range.
+        Rejected: columns are missing or wrong, or the plan is not deterministic. An earlier write of the same name had
+            other rows. From a task: a value that the topic does not take, or a queue out of range.
         Unavailable: the cluster does not answer.
 
     An error of a task comes after the last of Spark's tries. Spark's own error, with its traces, is its cause.
@@ -152,16 +134,8 @@ def write(
         df = df.sortWithinPartitions(*sort_by)
     _refuse_unstable(df, sorted_here=bool(sort_by))
 
-    # One shard numbers the runs of this write. The number is part of the epoch of each task's producer. It is the
-    # same shard for a repeated write, however many shards were added meanwhile.
-    facts = topics[topic]
-    queues = _queues_of_write(cluster, write_id, facts)
-    arguments = {"producer_id": _run_producer_id(write_id, queues, facts)}
-    run = int(cluster.call(0, "init_producer", arguments)["epoch"])
-
-    target = found[topic]._replace(queues=queues)
-    task = _task(cluster, topic, write_id, run, target, list(facts["shards"]), acks)
-    rows = collect(df.mapInArrow(task, RECEIPT_SCHEMA))
+    direct = DirectWrite(topic, write_id, topics[topic], acks, verify)
+    rows = collect(df.mapInArrow(_task(cluster, direct), RECEIPT_SCHEMA))
     receipts = tuple(QueueReceipt(*row) for row in rows)
     return WriteResult(
         topic,
@@ -208,40 +182,19 @@ def _staging_task(
     cluster: Cluster, topic: str | None, found: dict[str, SinkTopic]
 ) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
+        filled = without_empty(batches)
+        if filled is None:
+            return
         with StagedWriter(Routes.of(cluster)) as writer:
-            for turn, batch in enumerate(batches):
+            for turn, batch in enumerate(filled, partition_of_task()):
                 for name, queue_id, part in by_queue(
                     batch, found, topic=topic, turn=turn, takes_later=True
                 ):
                     writer.write(name, queue_id, part)
             staged = writer.finish()
-        if staged.rows:
-            yield pa.record_batch([pa.array([json.dumps(staged.to_json())])], names=["staged"])
+        yield pa.record_batch([pa.array([json.dumps(staged.to_json())])], names=["staged"])
 
     return work
-
-
-def _queues_of_write(cluster: Cluster, write_id: str, facts: dict[str, Any]) -> int:
-    """The number of queues that a write uses: for a repeated write that of its first run.
-
-    With another number rows would go to other queues, and their shards would take them for new ones.
-    """
-    for queues in facts.get("former_queues", ()):
-        arguments = {"producer_id": _run_producer_id(write_id, queues, facts)}
-        if cluster.call(0, "producer_epoch", arguments)["epoch"] is not None:
-            return int(queues)
-    return int(facts["queues"])
-
-
-def _run_producer_id(write_id: str, queues: int, facts: dict[str, Any]) -> int:
-    """The producer id that numbers the runs of a write that began with so many queues."""
-    first = facts.get("former_queues", [queues])[0]
-    return producer_id_of(write_id, "run" if queues == first else f"run/{queues}")
-
-
-def producer_id_of(write_id: str, part: object) -> int:
-    """The producer id of one part of a write: 64 bits of a hash."""
-    return int.from_bytes(hashlib.sha256(f"{write_id}/{part}".encode()).digest()[:8], "big")
 
 
 def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
@@ -269,62 +222,11 @@ def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
             raise Rejected(message, field="plan", limit="a fixed row order")
 
 
-def _task(
-    cluster: Cluster,
-    topic: str,
-    write_id: str,
-    run: int,
-    target: SinkTopic,
-    shards: list[int],
-    acks: Acks,
-) -> Callable[[Batches], Batches]:
+def _task(cluster: Cluster, direct: DirectWrite) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if context is None:
-            raise Bug("the sink runs in Spark tasks only")
-        partition, attempt = context.partitionId(), context.attemptNumber()
-        epoch = run << 8 | min(attempt, _ATTEMPTS_MAX)
-        sender = BatchSender(
-            Routes.of(cluster),
-            producer_id=producer_id_of(write_id, partition),
-            epoch=epoch,
-            acks=acks,
-        )
-        with closing(sender):
-            yield from _send_all(sender, batches, topic, partition, target, shards)
+        filled = without_empty(batches)
+        if filled is not None:
+            receipts = direct.send(cluster, partition_of_task(), filled)
+            yield pa.RecordBatch.from_pylist([asdict(each) for each in receipts], schema=_RECEIPT)
 
     return work
-
-
-def _send_all(
-    sender: BatchSender,
-    batches: Batches,
-    topic: str,
-    partition: int,
-    target: SinkTopic,
-    shards: list[int],
-) -> Batches:
-    futures: list[tuple[int, Any]] = []
-    for turn, batch in enumerate(batches):
-        for _, queue_id, part in by_queue(batch, {topic: target}, topic=topic, turn=turn):
-            futures.append((queue_id, sender.send(topic, queue_id, part)))
-
-    written: dict[int, QueueReceipt] = {}
-    for queue_id, future in futures:
-        stored = future.result()
-        shard = shards[queue_id % len(shards)]
-        have = written.get(queue_id) or QueueReceipt(
-            partition, queue_id, shard, 0, 0, stored.first_offset, -1
-        )
-        written[queue_id] = replace(
-            have,
-            rows=have.rows + stored.count,
-            duplicates=have.duplicates + stored.duplicates,
-            last_offset=stored.last_offset,
-        )
-
-    if written:
-        rows = [asdict(receipt) for receipt in written.values()]
-        yield pa.RecordBatch.from_pylist(rows, schema=_RECEIPT)

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
+from raymq.cluster.arguments import check_choice
 from raymq.store.base.errors import Rejected
 
-from .source_options import connection_options, known_options
+from .source_options import connection_options, flag, known_options
+
+Delivery = Literal["direct", "staged"]
+DELIVERIES = ("direct", "staged")
 
 
 class SinkOption(NamedTuple):
@@ -36,6 +40,15 @@ OPTIONS = (
         *("writeId", "text", "a new one (batch), query id and batch id (stream)"),
         "the name of the write: the same rows under the same name are stored once; batches only",
     ),
+    SinkOption(
+        *("delivery", "staged or direct", "staged"),
+        "`direct`: rows go to their queues at once, and are written once; for plans that give the same rows each time",
+    ),
+    SinkOption(
+        *("verify", "true or false", "true"),
+        "direct only: rows that an earlier attempt has stored are compared with those of this one; `false` takes them "
+        "for the same",
+    ),
 )
 
 
@@ -50,6 +63,9 @@ class SinkOptions:
     topic: str | None
     #: None: a new one
     write_id: str | None
+    delivery: Delivery
+    #: of a direct write
+    verify: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -59,12 +75,15 @@ class SinkOptions:
         """
         given = known_options(options, [option.name for option in OPTIONS])
         addresses, token, ca = connection_options(given)
+        delivery = _delivery(given)
         return cls(
             addresses=addresses,
             token=token,
             ca=ca,
             topic=_text(given, "topic"),
             write_id=_text(given, "writeId"),
+            delivery=delivery,
+            verify=flag(given, "verify", default=True),
         )
 
 
@@ -74,3 +93,15 @@ def _text(given: Mapping[str, str], name: str) -> str | None:
     if not given[name]:
         raise Rejected(f"option {name} is empty; leave it out, or set it", field=name, limit="text")
     return given[name]
+
+
+def _delivery(given: Mapping[str, str]) -> Delivery:
+    text = given.get("delivery", "staged").lower()
+    check_choice("delivery", text, DELIVERIES)
+    if text == "direct" and "topic" not in given:
+        message = "delivery=direct needs the option topic; rows that name their topics are written with delivery=staged"
+        raise Rejected(message, field="topic", limit="a topic, or delivery=staged")
+    if text != "direct" and "verify" in given:
+        message = "option verify is for delivery=direct: a staged write stores no row of an attempt that does not count"
+        raise Rejected(message, field="verify", limit="absent, or delivery=direct")
+    return cast(Delivery, text)

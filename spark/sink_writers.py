@@ -1,4 +1,7 @@
-"""The writers of Spark 4's data source: tasks stage their rows, and the driver commits them. Needs PySpark 4."""
+"""The writers of Spark 4's data source. Needs PySpark 4.
+
+Tasks stage their rows, and the driver commits them. With delivery=direct tasks send their rows to the queues at once.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -24,22 +25,31 @@ from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, RayMQError, Rejected, require
 
+from .direct_write import DirectWrite
 from .queue_lookup import connect
-from .sink_columns import by_queue, check_columns, targets
+from .sink_columns import by_queue, check_columns, check_direct, targets
 from .sink_options import SinkOptions
+from .task_batches import partition_of_task, task_context, without_empty
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass
-class StagedMessage(WriterCommitMessage):
+class TaskMessage(WriterCommitMessage):
     """What one task attempt has staged, as JSON, and the query that it belongs to."""
 
-    staged: str
+    #: None: its rows are in their queues
+    staged: str | None
     #: None: the write is not a batch of a stream
     query_id: str | None
 
 
-class _RowStager:
-    """Stages the rows of a task, and commits those of all tasks."""
+class _RowWriter:
+    """Writes the rows of a task, and commits those of all tasks."""
 
     def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
         """Look the topics up, so that a wrong one or a wrong column fails before any task runs.
@@ -48,36 +58,54 @@ class _RowStager:
         """
         self._options = options
         with closing(connect(options)) as cluster:
-            self._targets = targets(cluster.topics(), options.topic)
+            topics = cluster.topics()
+        self._targets = targets(topics, options.topic)
         topic = options.topic
+        #: None: a staged write. Each task sets the name of the write
+        self._direct: DirectWrite | None = None
+        if options.delivery == "direct":
+            require(topic is not None, "a direct write has one topic")
+            check_direct([name for name, _ in columns])
+            facts = topics[str(topic)]
+            self._direct = DirectWrite(str(topic), "", facts, "quorum", options.verify)
         values = None if topic is None else self._targets[topic].values
         check_columns(columns, topic=topic, values=values)
 
-    def stage(self, batches: Iterator[pa.RecordBatch], query_id: str | None) -> StagedMessage:
-        """Stage rows, in a task. Raises: RayMQError, without traces, which Spark prints before the text."""
-        options = self._options
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
-            # Most tasks of a filtered plan may be empty. None of them connects.
-            return StagedMessage(json.dumps(StagedRows((), 0, 0).to_json()), query_id)
+    def write(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        write_id: str,
+        query_id: str | None,
+    ) -> TaskMessage:
+        """Write rows, in a task. Raises: RayMQError, without traces, which Spark prints before the text.
 
+        Args: `write_id`: of a direct write.
+        """
+        filled = without_empty(batches)
+        if filled is None:
+            return TaskMessage(None, query_id)
         try:
-            with (
-                closing(connect(options)) as cluster,
-                StagedWriter(Routes.of(cluster)) as writer,
-            ):
-                for turn, batch in enumerate(chain([first], batches)):
-                    parts = by_queue(
-                        batch, self._targets, topic=options.topic, turn=turn, takes_later=True
-                    )
-                    for topic, queue_id, rows in parts:
-                        writer.write(topic, queue_id, rows)
-                staged = writer.finish()
+            with closing(connect(self._options)) as cluster:
+                if self._direct is None:
+                    return TaskMessage(self._stage(cluster, filled), query_id)
+                direct = self._direct._replace(write_id=write_id)
+                direct.send(cluster, partition_of_task(), filled)
+                return TaskMessage(None, query_id)
         except Bug:
             raise
         except RayMQError as error:
             raise error.with_traceback(None) from None
-        return StagedMessage(json.dumps(staged.to_json()), query_id)
+
+    def _stage(self, cluster: Cluster, batches: Iterator[pa.RecordBatch]) -> str:
+        with StagedWriter(Routes.of(cluster)) as writer:
+            for turn, batch in enumerate(batches, partition_of_task()):
+                parts = by_queue(
+                    batch, self._targets, topic=self._options.topic, turn=turn, takes_later=True
+                )
+                for topic, queue_id, rows in parts:
+                    writer.write(topic, queue_id, rows)
+            return json.dumps(writer.finish().to_json())
 
     def commit(
         self,
@@ -87,11 +115,10 @@ class _RowStager:
         takes_other_rows: bool = False,
     ) -> None:
         """Publish the rows of all tasks, on the driver: `Committer.commit`."""
-        staged = StagedRows.joined(
-            StagedRows.from_json(json.loads(each.staged))
-            for each in messages
-            if isinstance(each, StagedMessage)
-        )
+        if self._direct is not None:
+            return
+        texts = [each.staged for each in messages if isinstance(each, TaskMessage)]
+        staged = StagedRows.joined(StagedRows.from_json(json.loads(each)) for each in texts if each)
         with closing(connect(self._options)) as cluster:
             Committer(Routes.of(cluster)).commit(
                 write_id, staged, takes_other_rows=takes_other_rows
@@ -99,19 +126,19 @@ class _RowStager:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a batch: every row once. Readers see no row before the commit."""
+    """Writes a batch: every row once. Readers see no row of a staged write before its commit."""
 
     def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
-        self._stager = _RowStager(options, columns)
+        self._rows = _RowWriter(options, columns)
         self._write_id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of one task."""
-        return self._stager.stage(iterator, None)
+        """Write the rows of one task."""
+        return self._rows.write(iterator, write_id=self._write_id, query_id=None)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the rows of all tasks."""
-        self._stager.commit(self._write_id, messages)
+        self._rows.commit(self._write_id, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what is staged: it belongs to no write, and expires."""
@@ -128,23 +155,24 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 field="writeId",
                 limit="absent",
             )
-        self._stager = _RowStager(options, columns)
+        self._rows = _RowWriter(options, columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of one task."""
-        context: Any = TaskContext.get()
-        require(context is not None, "a stream writes in tasks")
-        return self._stager.stage(iterator, context.getLocalProperty("sql.streaming.queryId"))
+        """Write the rows of one task."""
+        context = task_context()
+        query_id = context.getLocalProperty(QUERY_ID)
+        write_id = f"{query_id}/{context.getLocalProperty(BATCH_ID)}"
+        return self._rows.write(iterator, write_id=write_id, query_id=query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Publish the rows of all tasks. Spark may commit a batch again after a crash."""
-        queries = {each.query_id for each in messages if isinstance(each, StagedMessage)}
+        queries = {each.query_id for each in messages if isinstance(each, TaskMessage)}
         if not queries:
             # A batch without any task has no row.
             return
         (query_id,) = queries
         # A plan with rand() gives other rows in a repeated batch. Those of the first run are stored.
-        self._stager.commit(f"{query_id}/{batchId}", messages, takes_other_rows=True)
+        self._rows.commit(f"{query_id}/{batchId}", messages, takes_other_rows=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Leave what is staged: it belongs to no write, and expires."""

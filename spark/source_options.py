@@ -243,10 +243,10 @@ class SourceOptions:
             without_match=_without_match(given),
             min_partitions=_whole_number(given, "minPartitions") or 1,
             max_offsets_per_trigger=_whole_number(given, "maxOffsetsPerTrigger"),
-            fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
-            include_headers=_flag(given, "includeHeaders", default=False),
+            fail_on_data_loss=flag(given, "failOnDataLoss", default=True),
+            include_headers=flag(given, "includeHeaders", default=False),
             read_from=_read_from(given),
-            push_down_predicate=_flag(given, "pushDownPredicate", default=False),
+            push_down_predicate=flag(given, "pushDownPredicate", default=False),
         )
 
     def batch_positions(self) -> tuple[Position, Position]:
@@ -422,7 +422,8 @@ def _whole_number(given: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """The value of an option that is true or false. Raises: Rejected for another one."""
     text = given.get(name)
     if text is None:
         return default

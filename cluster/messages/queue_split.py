@@ -33,9 +33,9 @@ def split(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Split columns key, tag, partition and those of the value into (queue_id, rows as PUT_SCHEMA), in row order.
 
-    Args: `turn` spreads rows without a key: the n-th batch of a partition goes to the n-th queue. `values`: of the
-    topic. `properties`: the encoded ones of each row besides its key. `numbers`: those of the rows in errors, by
-    default their places.
+    Args: `turn`: rows without a key go to this queue, modulo their number. The n-th batch of a task gives its partition
+    + n, which spreads them. `values`: of the topic. `properties`: the encoded ones of each row besides its key.
+    `numbers`: those of the rows in errors, by default their places.
     Raises: Rejected for a queue out of range, or a value that the topic does not take, such as null.
     """
     count = batch.num_rows

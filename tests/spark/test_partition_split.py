@@ -6,7 +6,6 @@ import pytest
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.cluster.messages.queue_split import split
 from raymq.cluster.messages.topic_values import TopicValues
-from raymq.spark.sink import producer_id_of
 from raymq.store.base.errors import Rejected
 
 BYTES = TopicValues("t")
@@ -57,8 +56,3 @@ def test_a_null_value_is_refused_by_name_unless_the_topic_allows_it():
     ((_, part),) = split(batch([b"k", None], [None, b""]), 1, 0, values=allowed)
     assert part.column("body").to_pylist() == [b"", b""]
     assert part.column("properties").to_pylist() == [b"__SHARDINGKEY\x01k\x02_N\x011\x02", None]
-
-
-def test_producer_ids_depend_on_write_and_partition_only():
-    assert producer_id_of("w", 1) == producer_id_of("w", 1)
-    assert len({producer_id_of("w", 1), producer_id_of("w", 2), producer_id_of("v", 1)}) == 3

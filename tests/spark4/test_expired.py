@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from raymq.store.config.store_config import StoreConfig
 from tests.support.served_shard import PATIENT, ServedShard
 from tests.support.spark_query import Query
-from tests.support.waiting import until
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -20,21 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 @pytest.fixture(scope="module")
 def config() -> StoreConfig:
     return dataclasses.replace(PATIENT, file_reserved_hours=0)
-
-
-def expire(shard: ServedShard) -> int:
-    """Delete all files but the last ones. Returns: the first offset that is left."""
-
-    def first() -> int:
-        (held,) = shard.cluster.describe_topic("expiring")["queues"]
-        return int(held["min_offset"])
-
-    def ask() -> None:
-        shard.cluster.call(0, "delete_expired_files", {})
-        threading.Event().wait(0.05)
-
-    until(lambda: first() > 1, ask)
-    return first()
 
 
 def test_expired_messages_end_a_stream_or_are_passed_over(
@@ -46,7 +29,7 @@ def test_expired_messages_end_a_stream_or_are_passed_over(
     put("expiring", 0, large[0])
     query.run(subscribe="expiring", startingOffsets="earliest")
     put("expiring", 0, *large[1:])
-    first = expire(shard)
+    first = shard.expire("expiring")
     assert 1 < first < 40
 
     with pytest.raises(StreamingQueryException) as ended:

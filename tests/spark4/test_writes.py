@@ -56,6 +56,32 @@ def test_rows_of_a_shuffled_plan_with_rand_are_stored_once(
         write(numbers(spark, 3), options, topic="shuffled", writeId="once")
 
 
+def test_a_direct_write_again_stores_nothing_and_refuses_rows_that_have_changed(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("direct", queues=3)
+    given = {"topic": "direct", "writeId": "once", "delivery": "direct"}
+    for _ in range(2):
+        write(numbers(spark, 2000), options, **given)
+    # A write is not complete in itself: the rows of its first tasks are there when a later one fails.
+    more = spark.range(0, 2000, 1, 3).selectExpr(
+        "if(id = 1999, raise_error('no'), cast(id as string)) as value"
+    )
+    with pytest.raises(Exception, match="no"):
+        write(more, options, **given)
+    assert values(shard, "direct") == list(range(2000))
+
+    # Rows without a key are spread: the tasks begin at different queues.
+    described = shard.cluster.describe_topic("direct")["queues"]
+    assert all(each["max_offset"] > 600 for each in described)
+
+    changed = numbers(spark, 2000).selectExpr("concat(value, rand()) as value")
+    with pytest.raises(Exception, match="has stored another row at offset [0-9]+ of queue"):
+        write(changed, options, **given)
+    write(changed, options, **given, verify="false")
+    assert values(shard, "direct") == list(range(2000))
+
+
 def test_rows_have_keys_tags_and_headers_and_name_their_topic(
     spark: Any, shard: ServedShard, options: dict[str, str]
 ) -> None:
@@ -130,6 +156,18 @@ def test_a_write_that_fails_leaves_nothing_that_readers_see(
         ("select 'x' as value", {"topic": "refused", "writeId": ""}, "option writeId is empty"),
         ("select cast(null as string) as value", {"topic": "refused"}, "row 0"),
         ("select 'x' as value, 7 as partition", {"topic": "refused"}, "partition 7 is outside"),
+        (
+            "select 'x' as value, now() as deliver_at",
+            {"topic": "refused", "delivery": "direct"},
+            "column deliver_at are written with delivery='staged'",
+        ),
+        (
+            "select 'x' as value, 'refused' as topic",
+            {"delivery": "direct"},
+            "needs the option topic",
+        ),
+        ("select 'x' as value", {"topic": "refused", "delivery": "fast"}, "delivery.*direct"),
+        ("select 'x' as value", {"topic": "refused", "verify": "false"}, "verify is for delivery"),
     ],
 )
 def test_a_wrong_write_is_refused_with_the_name_of_what_is_wrong(
@@ -155,18 +193,27 @@ def test_a_topic_is_not_overwritten(
         writer.options(**options, topic="kept").save()
 
 
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_a_stream_from_topic_to_topic_stores_each_row_once_however_often_it_restarts(
-    spark: Any, shard: ServedShard, options: dict[str, str], put: Any, tmp_path: Path
+    spark: Any,
+    shard: ServedShard,
+    options: dict[str, str],
+    put: Any,
+    tmp_path: Path,
+    delivery: str,
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
-    shard.cluster.create_topic("copies", queues=3)
+    originals, copies = f"originals-{delivery}", f"copies-{delivery}"
+    shard.cluster.create_topic(copies, queues=3)
 
     def run() -> None:
         frame = spark.readStream.format("raymq").options(
-            **options, subscribe="originals", startingOffsets="earliest"
+            **options, subscribe=originals, startingOffsets="earliest"
         )
         frame = frame.load().selectExpr("value", "key")
-        writer = frame.writeStream.format("raymq").options(**options, topic="copies")
+        writer = frame.writeStream.format("raymq").options(
+            **options, topic=copies, delivery=delivery
+        )
         writer = writer.option("checkpointLocation", str(checkpoint))
         query = writer.trigger(availableNow=True).start()
         try:
@@ -174,21 +221,21 @@ def test_a_stream_from_topic_to_topic_stores_each_row_once_however_often_it_rest
         finally:
             query.stop()
 
-    put("originals", 0, *(b"%d" % row for row in range(10)), queues=2)
+    put(originals, 0, *(b"%d" % row for row in range(10)), queues=2)
     run()
-    put("originals", 1, *(b"%d" % row for row in range(10, 30)), queues=2)
+    put(originals, 1, *(b"%d" % row for row in range(10, 30)), queues=2)
     run()
-    assert values(shard, "copies") == list(range(30))
+    assert values(shard, copies) == list(range(30))
 
     # As if the driver had ended after the batch was published, and before Spark knew: the batch is repeated.
     newest = max((checkpoint / "commits").iterdir(), key=lambda each: each.name)
     newest.unlink()
     for each in (checkpoint / "commits").glob(f".{newest.name}*"):
         each.unlink()
-    put("originals", 0, b"30", queues=2)
+    put(originals, 0, b"30", queues=2)
     run()
     run()
-    assert values(shard, "copies") == list(range(31))
+    assert values(shard, copies) == list(range(31))
     shutil.rmtree(checkpoint)
 
 

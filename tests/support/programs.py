@@ -31,7 +31,7 @@ class Program(NamedTuple):
     words: tuple[str, ...]
     #: how often it is run on its directory
     runs: int = 1
-    #: variables that it has beside those of the tests
+    #: variables that it has beside those of the tests; its PYTHONPATH follows this tree
     variables: tuple[tuple[str, str], ...] = ()
 
 
@@ -51,11 +51,13 @@ def run(program: Program) -> list[str]:
     claim(directory)
 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+    variables = dict(program.variables)
+    python_path = filter(None, (str(ROOT), variables.get("PYTHONPATH")))
     environment = {
         **inherited,
         **LEAN,
-        **dict(program.variables),
-        "PYTHONPATH": str(ROOT),
+        **variables,
+        "PYTHONPATH": os.pathsep.join(python_path),
         "RAYMQ_HOME": str(directory / "home"),
         "RAY_AUTH_TOKEN_PATH": str(directory / "ray-token"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +14,7 @@ from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.config.store_config import StoreConfig
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER_ID = "5e" * 16
@@ -93,6 +95,20 @@ class ServedShard:
             flusher = self._flushers.pop()
             flusher.kill()
             flusher.wait()
+
+    def expire(self, topic: str) -> int:
+        """Delete all files but the last ones, of a store with file_reserved_hours=0. Returns: the first offset left."""
+
+        def first() -> int:
+            (held,) = self.cluster.describe_topic(topic)["queues"]
+            return int(held["min_offset"])
+
+        def ask() -> None:
+            self.cluster.call(0, "delete_expired_files", {})
+            threading.Event().wait(0.05)
+
+        until(lambda: first() > 1, ask)
+        return first()
 
     def __enter__(self) -> ServedShard:
         self.up()
