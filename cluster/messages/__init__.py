@@ -8,6 +8,7 @@ codecs           values as bodies: bytes, json, msgpack, arrow-ipc
 partitioner      the queue of a key
 queue_split      rows of Spark and Ray Data, by queue
 topic_schema     the schema of a topic: its types and its JSON
+column_text      a column of a schema as text, for the command line
 topic_values     values of a topic: bytes or rows of its schema, or null
 json_rows        rows as JSON objects, by columns
 user_properties  properties of many messages as columns
