@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import time
@@ -40,31 +39,6 @@ CORES = 2
 KAFKA_TOPICS = {"kafka": {}, "kafka_synced": {"flush.messages": "1"}}
 #: what a consumer and Ray Data read: 1 KiB, as the other benchmarks
 BODY = 1024
-
-
-def session(jars: str) -> Any:
-    """A Spark of this process with the Kafka connector."""
-    from pyspark.sql import SparkSession
-
-    from raymq.spark.session import JAVA_OPTIONS, use_java
-
-    use_java()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    options = {
-        "spark.jars": jars.replace(":", ","),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.driver.memory": "2g",
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-    }
-    builder = SparkSession.builder.master(f"local[{CORES}]").appName("benchmark")
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    found = builder.getOrCreate()
-    found.sparkContext.setLogLevel("ERROR")
-    return found
 
 
 class SparkBench:
@@ -175,8 +149,14 @@ def run_spark(
     directory: Path, rounds: Rounds, rows: int, parts: Sequence[str], *, busy: bool
 ) -> None:
     """Sinks and sources of Spark."""
+    from raymq.spark.session import local_session
+
     jars = kafka.class_path("connector", directory)
-    spark = session(jars)
+    spark = local_session(
+        "benchmark",
+        master=f"local[{CORES}]",
+        configs={"spark.jars": jars.replace(":", ","), "spark.driver.memory": "2g"},
+    )
     data = directory / "spark"
     shutil.rmtree(data, ignore_errors=True)
     with (

@@ -16,7 +16,7 @@ Example:
 """
 
 # The modules:
-# session           a Spark session on Ray by RayDP
+# session           Spark sessions: on Ray by RayDP, or in this process
 # sink              writes a DataFrame to a topic, each row once
 # task_errors       the error of RayMQ that ended a task
 # batch_sink        the same for the batches of a stream, by foreachBatch
