@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, Rejected
 from raymq.store.config.promise import Acks
@@ -137,7 +139,7 @@ def write(
     """
     check_choice("delivery", delivery, DELIVERIES)
     write_id = writeId or uuid.uuid4().hex
-    topics = cluster.topics()
+    topics = while_away(cluster.topics)
     found = _checked_targets(df, topics, topic)
     if delivery == "staged":
         return write_staged(df, cluster, topic, write_id, found)
@@ -156,7 +158,7 @@ def write(
     facts = topics[topic]
     queues = _queues_of_write(cluster, write_id, facts)
     arguments = {"producer_id": _run_producer_id(write_id, queues, facts)}
-    run = int(cluster.call(0, "init_producer", arguments)["epoch"])
+    run = int(while_away(lambda: cluster.call(0, "init_producer", arguments))["epoch"])
 
     target = found[topic]._replace(queues=queues)
     task = _task(cluster, topic, write_id, run, target, list(facts["shards"]), acks)
@@ -194,7 +196,8 @@ def write_staged(
 
     Args: `found`: the topics, if they are checked already. `takes_other_rows`: as of `Committer.commit`.
     """
-    found = _checked_targets(df, cluster.topics(), topic) if found is None else found
+    if found is None:
+        found = _checked_targets(df, while_away(cluster.topics), topic)
     task = _staging_task(cluster, topic, found)
     texts = [json.loads(row[0]) for row in collect(df.mapInArrow(task, "staged string"))]
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
@@ -225,7 +228,8 @@ def _queues_of_write(cluster: Cluster, write_id: str, facts: dict[str, Any]) -> 
     """
     for queues in facts.get("former_queues", ()):
         arguments = {"producer_id": _run_producer_id(write_id, queues, facts)}
-        if cluster.call(0, "producer_epoch", arguments)["epoch"] is not None:
+        known = while_away(partial(cluster.call, 0, "producer_epoch", arguments))
+        if known["epoch"] is not None:
             return int(queues)
     return int(facts["queues"])
 

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, RayMQError, Rejected, require
 
@@ -48,7 +49,7 @@ class _RowStager:
         """
         self._options = options
         with closing(connect(options)) as cluster:
-            self._targets = targets(cluster.topics(), options.topic)
+            self._targets = targets(while_away(cluster.topics), options.topic)
         topic = options.topic
         values = None if topic is None else self._targets[topic].values
         check_columns(columns, topic=topic, values=values)
