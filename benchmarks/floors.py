@@ -65,8 +65,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def report(lines: Sequence[Line], *, check: bool) -> int:
-    """Print the table. Returns: the exit code, which is 1 only with `check` and a missed floor."""
+def report(lines: Sequence[Line], *, check: bool, title: str = "") -> int:
+    """Print the table. Returns: the exit code, which is 1 only with `check` and a missed floor.
+
+    Args: `title`: a line before the table (default: none).
+    """
+    if title:
+        print(title)
     rows = [(line.what, line.figure, line.ratio, line.verdict) for line in lines]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     for row in rows:

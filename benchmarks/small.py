@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import statistics
@@ -33,8 +32,9 @@ import pyarrow as pa
 import ray
 
 import raymq
-from benchmarks import floors
+from benchmarks import floors, machine_load
 from benchmarks.floors import Line, at_least, at_most
+from benchmarks.machine_load import load
 from benchmarks.put import (
     ROUNDS,
     Rounds,
@@ -428,26 +428,6 @@ def redis_rate(clients: int, count: int) -> float:
     return float(done.stdout.splitlines()[-1].rpartition(BODY * "x")[2].split(",")[1].strip('"'))
 
 
-def _compute() -> None:
-    while True:
-        sum(range(10_000))
-
-
-@contextlib.contextmanager
-def load(busy: bool) -> Iterator[None]:
-    """A process on every core that computes all the time, if `busy`."""
-    count = len(os.sched_getaffinity(0)) if busy else 0
-    processes = [multiprocessing.Process(target=_compute, daemon=True) for _ in range(count)]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
 # --- the run --------------------------------------------------------------------------------------
 
 
@@ -634,7 +614,7 @@ def main() -> None:
     """Measure, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter rounds")
-    parser.add_argument("--busy", action="store_true", help="with a load on every core")
+    machine_load.option(parser)
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
@@ -645,7 +625,9 @@ def main() -> None:
     rounds, cpu = run(options.directory, parts, quick=options.quick, busy=options.busy)
     if options.json:
         options.json.write_text(json.dumps({"cpu": cpu, "rounds": rounds.all()}, indent=1))
-    sys.exit(floors.report(table(rounds, cpu, busy=options.busy), check=options.check))
+    title = machine_load.BUSY_TITLE if options.busy else ""
+    lines = table(rounds, cpu, busy=options.busy)
+    sys.exit(floors.report(lines, check=options.check, title=title))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Spark and Ray Data: how fast are sinks and sources? `python -m benchmarks.spark [--quick] [--check] [--only PART]`
+"""Spark and Ray Data: how fast are sinks and sources?
+
+    python -m benchmarks.spark [--quick] [--check] [--busy] [--only PART] [--json FILE]
 
 One Spark 3.5 of two cores writes the same rows to RayMQ and to Apache Kafka 4 through Spark's own Kafka connector, and
 reads them back. Kafka has two topics: one with its default options, where a row is acknowledged before it is on the
@@ -6,14 +8,14 @@ disk, and one with `flush.messages=1`, which syncs each produced batch as RayMQ 
 `--only data` reads a topic by Ray Data and by a plain consumer.
 
 Each figure is a median of three rounds, which measure all of them by turns. A ratio is the median of the rounds'
-ratios. Needs the extra `spark`, Java 17 and Maven, which fetches Kafka and the connector.
+ratios. `--busy` runs a process that computes on each core at the same time; floors are the same, since the peers share
+that machine. Needs the extra `spark`, Java 17 and Maven, which fetches Kafka and the connector.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import time
@@ -23,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import raymq
-from benchmarks import floors, kafka
+from benchmarks import floors, kafka, machine_load
 from benchmarks.floors import Line, at_least
+from benchmarks.machine_load import load
 from benchmarks.put import ROUNDS, Rounds
 
 PARTS = ("sink", "source", "data")
@@ -36,31 +39,6 @@ CORES = 2
 KAFKA_TOPICS = {"kafka": {}, "kafka_synced": {"flush.messages": "1"}}
 #: what a consumer and Ray Data read: 1 KiB, as the other benchmarks
 BODY = 1024
-
-
-def session(jars: str) -> Any:
-    """A Spark of this process with the Kafka connector."""
-    from pyspark.sql import SparkSession
-
-    from raymq.spark.session import JAVA_OPTIONS, use_java
-
-    use_java()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    options = {
-        "spark.jars": jars.replace(":", ","),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.driver.memory": "2g",
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-    }
-    builder = SparkSession.builder.master(f"local[{CORES}]").appName("benchmark")
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    found = builder.getOrCreate()
-    found.sparkContext.setLogLevel("ERROR")
-    return found
 
 
 class SparkBench:
@@ -167,15 +145,24 @@ class SparkBench:
                 self.measure(name, rows, read)
 
 
-def run_spark(directory: Path, rounds: Rounds, rows: int, parts: Sequence[str]) -> None:
+def run_spark(
+    directory: Path, rounds: Rounds, rows: int, parts: Sequence[str], *, busy: bool
+) -> None:
     """Sinks and sources of Spark."""
+    from raymq.spark.session import local_session
+
     jars = kafka.class_path("connector", directory)
-    spark = session(jars)
+    spark = local_session(
+        "benchmark",
+        master=f"local[{CORES}]",
+        configs={"spark.jars": jars.replace(":", ","), "spark.driver.memory": "2g"},
+    )
     data = directory / "spark"
     shutil.rmtree(data, ignore_errors=True)
     with (
         kafka.broker(directory / "kafka") as broker,
         raymq.start(data, name="bench-spark") as cluster,
+        load(busy),
     ):
         bench = SparkBench(spark, cluster, broker, rounds, rows)
         if "sink" in parts:
@@ -189,7 +176,7 @@ def run_spark(directory: Path, rounds: Rounds, rows: int, parts: Sequence[str]) 
 # --- Ray Data -------------------------------------------------------------------------------------
 
 
-def run_data(directory: Path, rounds: Rounds, rows: int) -> None:
+def run_data(directory: Path, rounds: Rounds, rows: int, *, busy: bool) -> None:
     """A topic read by Ray Data and by a plain consumer."""
     import ray
 
@@ -197,7 +184,7 @@ def run_data(directory: Path, rounds: Rounds, rows: int) -> None:
 
     data = directory / "data"
     shutil.rmtree(data, ignore_errors=True)
-    with raymq.start(data, name="bench-data") as cluster:
+    with raymq.start(data, name="bench-data") as cluster, load(busy):
         cluster.create_topic("backlog", queues=QUEUES)
         batch = batch_of(900, BODY).select(["body"])
         count = -(-rows // 900)
@@ -288,6 +275,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    machine_load.option(parser)
     floors.options(parser)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -296,12 +284,13 @@ def main() -> None:
     rows = 100_000 if options.quick else 400_000
     parts = [options.only] if options.only else PARTS
     if {"sink", "source"} & set(parts):
-        run_spark(options.directory, rounds, rows, parts)
+        run_spark(options.directory, rounds, rows, parts, busy=options.busy)
     if "data" in parts:
-        run_data(options.directory, rounds, rows)
+        run_data(options.directory, rounds, rows, busy=options.busy)
     if options.json:
         options.json.write_text(json.dumps(rounds.all(), indent=1))
-    sys.exit(floors.report(table(rounds), check=options.check))
+    title = machine_load.BUSY_TITLE if options.busy else ""
+    sys.exit(floors.report(table(rounds), check=options.check, title=title))
 
 
 if __name__ == "__main__":

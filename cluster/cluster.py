@@ -384,7 +384,8 @@ class Cluster:
     def describe_topic(self, name: str) -> dict[str, Any]:
         """The queues of a topic, each holding the offsets [min_offset, max_offset), and its number of messages.
 
-        Returns: {"topic", "queues": [{"queue_id", "shard", "min_offset", "max_offset"}...], "messages"}.
+        Returns: {"topic", "queues": [{"queue_id", "shard", "min_offset", "max_offset"}...], "messages"}, and
+        "compacted", "schema" and "allow_null_values" of those topics for which `topics` has them.
         Raises: Rejected when the topic does not exist.
         """
         topics = self.topics()
@@ -407,8 +408,10 @@ class Cluster:
                     queues.append({**facts, "min_offset": low, "max_offset": high})
 
         queues.sort(key=lambda facts: facts["queue_id"])
+        options = ("compacted", "schema", "allow_null_values")
         return {
             "topic": name,
+            **{option: topics[name][option] for option in options if option in topics[name]},
             "queues": queues,
             "messages": sum(facts["max_offset"] - facts["min_offset"] for facts in queues),
         }

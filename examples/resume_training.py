@@ -2,15 +2,15 @@
 
     python examples/resume_training.py [DATA_DIR] [--without-torch]
 
-A checkpoint is one file with the model and the offsets up to which the model has learnt. It is replaced at once. So a
-trainer that is killed at any moment resumes with exactly the messages after its last checkpoint. `--without-torch`
-trains the same model with numpy, for a machine without PyTorch (`pip install torch 'ray[train]'`).
+A checkpoint is one file of numpy: the arrays of the model and, as JSON, the offsets up to which the model has learnt.
+It is replaced at once. So a trainer that is killed at any moment resumes with exactly the messages after its last
+checkpoint. `--without-torch` trains the same model with numpy, for a machine without PyTorch (`pip install torch
+'ray[train]'`).
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 import signal
 import subprocess
 import sys
@@ -52,10 +52,10 @@ class TorchModel:
             self._optimizer.step()
             yield samples.numpy()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Array]:
         return {name: tensor.numpy() for name, tensor in self._layer.state_dict().items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Array]) -> None:
         self._layer.load_state_dict({n: self._torch.from_numpy(a) for n, a in state.items()})
 
 
@@ -74,10 +74,10 @@ class NumpyModel:
             self._weights -= RATE * 2 / len(samples) * features.T @ error
             yield samples
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Array]:
         return {"weights": self._weights}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Array]) -> None:
         self._weights = state["weights"]
 
 
@@ -96,6 +96,21 @@ def next_offsets(cluster: raymq.Cluster, offsets: dict[int, int]) -> dict[int, i
     }
 
 
+def save(checkpoint: Path, model: dict[str, Array], progress: dict[str, Any]) -> None:
+    """Replace the checkpoint. The arrays of a model are named as its layers are; none is named `progress`."""
+    new = checkpoint.with_suffix(".new")
+    with new.open("wb") as file:
+        np.savez(file, progress=np.array(json.dumps(progress)), **model)
+    new.replace(checkpoint)
+
+
+def load(checkpoint: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The model and the progress of a checkpoint. Numpy unpickles nothing here: a file of others runs no code."""
+    with np.load(checkpoint, allow_pickle=False) as arrays:
+        model = {name: arrays[name] for name in arrays.files}
+    return model, json.loads(str(model.pop("progress")))
+
+
 def train(data_dir: str, checkpoint: Path, model: TorchModel | NumpyModel) -> None:
     """Go on from the checkpoint to the end of the topic. Prints a line after each checkpoint."""
     import ray
@@ -108,9 +123,10 @@ def train(data_dir: str, checkpoint: Path, model: TorchModel | NumpyModel) -> No
     offsets: dict[int, int] = {}
     seen, total = 0, 0.0
     if checkpoint.exists():
-        state = pickle.loads(checkpoint.read_bytes())
-        model.load_state_dict(state["model"])
-        offsets, seen, total = state["offsets"], state["seen"], state["total"]
+        arrays, progress = load(checkpoint)
+        model.load_state_dict(arrays)
+        seen, total = progress["seen"], progress["total"]
+        offsets = {int(queue): offset for queue, offset in progress["offsets"].items()}
 
     while (ends := next_offsets(cluster, offsets)) != offsets:
         begins = {queue: offsets.get(queue, 0) for queue in ends}
@@ -121,10 +137,7 @@ def train(data_dir: str, checkpoint: Path, model: TorchModel | NumpyModel) -> No
 
         # What was learnt and how far it was read: both or neither.
         offsets = ends
-        state = {"model": model.state_dict(), "offsets": offsets, "seen": seen, "total": total}
-        new = checkpoint.with_suffix(".new")
-        new.write_bytes(pickle.dumps(state))
-        new.replace(checkpoint)
+        save(checkpoint, model.state_dict(), {"offsets": offsets, "seen": seen, "total": total})
         print(json.dumps({"seen": seen, "total": total}), flush=True)
 
 

@@ -16,7 +16,7 @@ Example:
 """
 
 # The modules:
-# session           a Spark session on Ray by RayDP
+# session           Spark sessions: on Ray by RayDP, or in this process
 # sink              writes a DataFrame to a topic, each row once
 # direct_write      sends the rows of a task to their queues at once
 # stored_rows       compares rows with those that an earlier attempt has stored

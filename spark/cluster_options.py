@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.tls import url_of
+from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import Rejected
 
 if TYPE_CHECKING:
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def options(cluster: Cluster) -> dict[str, str]:
-    """The options `raymq.address` and `raymq.token` of a cluster.
+    """The options `raymq.address` and `raymq.token` of a cluster. With three or five replicas all have their addresses.
 
     Example:
         With a SparkSession `spark` of Spark 4 and a `cluster`:
@@ -31,6 +33,7 @@ def options(cluster: Cluster) -> dict[str, str]:
 
     Raises:
         Rejected: the handle reaches the shards by Ray only, and Spark speaks Arrow Flight.
+        Unavailable: the cluster has three or five replicas, and no shard answers.
     """
     if cluster.transport != "flight":
         raise Rejected(
@@ -38,5 +41,10 @@ def options(cluster: Cluster) -> dict[str, str]:
             field="transport",
             limit="flight",
         )
-    urls = [url_of(cluster.endpoints[shard]) for shard in sorted(cluster.endpoints)]
+    endpoints = [cluster.endpoints[shard] for shard in sorted(cluster.endpoints)]
+    if can_fail_over(cluster.replicas):
+        # The leaders may be away when Spark connects.
+        replicas = while_away(lambda: cluster.call(None, "replicas", {}))
+        endpoints += [str(there) for found in replicas.values() for there in found.values()]
+    urls = dict.fromkeys(map(url_of, endpoints))
     return {"raymq.address": ",".join(urls), "raymq.token": cluster.token}

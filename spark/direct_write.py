@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ import pyarrow as pa
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt
 from raymq.cluster.produce.send_future import BatchFuture
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.config.promise import Acks
 
@@ -97,12 +99,14 @@ def _begin(cluster: Cluster, write_id: str, partition: int, facts: Mapping[str, 
     queues = int(facts["queues"])
     for former in facts.get("former_queues", ()):
         arguments = {"producer_id": producer_id_of(write_id, partition, former)}
-        if cluster.call(0, "producer_epoch", arguments)["epoch"] is not None:
+        known = while_away(partial(cluster.call, 0, "producer_epoch", arguments))
+        if known["epoch"] is not None:
             queues = int(former)
             break
     producer_id = producer_id_of(write_id, partition, queues)
-    epoch = cluster.call(0, "init_producer", {"producer_id": producer_id})["epoch"]
-    return _Producer(producer_id, int(epoch), queues)
+    arguments = {"producer_id": producer_id}
+    begun = while_away(lambda: cluster.call(0, "init_producer", arguments))
+    return _Producer(producer_id, int(begun["epoch"]), queues)
 
 
 def producer_id_of(write_id: str, partition: int, queues: int) -> int:

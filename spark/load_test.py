@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from raymq.cluster.bench.dataset_load import (
 from raymq.store.base.errors import Rejected
 
 from .cluster_options import options
-from .session import JAVA_OPTIONS, use_java
+from .session import local_session
 from .sink import write
 from .source import read
 
@@ -36,33 +34,15 @@ def engine(cluster: Cluster, plan: DatasetPlan) -> Iterator[DatasetEngine]:
     is_spark_4 = not pyspark.__version__.startswith("3.")
     if is_spark_4 and plan.delivery != "staged":
         raise Rejected("writes of Spark 4 are staged", field="delivery", limit="staged")
-    spark = _session(plan, is_spark_4=is_spark_4)
+    spark = local_session(
+        "raymq-bench",
+        master=f"local[{plan.tasks}]",
+        configs={"spark.ui.showConsoleProgress": "true"},
+    )
     try:
         yield Spark4Engine(spark, cluster) if is_spark_4 else SparkEngine(spark, cluster)
     finally:
         spark.stop()
-
-
-def _session(plan: DatasetPlan, *, is_spark_4: bool) -> Any:
-    from pyspark.sql import SparkSession
-
-    options = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "true",
-        "spark.sql.session.timeZone": "UTC",
-    }
-    if not is_spark_4:
-        use_java()
-        options["spark.driver.extraJavaOptions"] = JAVA_OPTIONS
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local[{plan.tasks}]").appName("raymq-bench")
-    for name, value in options.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
 
 
 class SparkEngine(DatasetEngine):

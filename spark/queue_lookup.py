@@ -1,14 +1,19 @@
-"""Connects to the cluster of a source, and asks it for the queues, for their ends, and for offsets by time."""
+"""Connects to the cluster of a source, and asks it for the queues, for their ends, and for offsets by time.
+
+A shard that is away is waited for, as tasks do: the driver may plan a batch while a leader restarts.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import raymq
 from raymq.cluster.consume.queue_ranges import QueueRange
 from raymq.cluster.consume.time_search import offset_at
 from raymq.cluster.messages.topic_values import TopicValues
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 
@@ -18,9 +23,17 @@ from .source_options import ConnectionOptions, Subscription
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
+#: longer than a failover takes, or Ray to restart a shard's only replica. An address that is wrong must not wait longer
+CONNECT_S = 30.0
+
 
 def connect(options: ConnectionOptions) -> Cluster:
-    """The cluster of the first address that answers. Raises: Rejected; Unavailable if none answers."""
+    """The cluster of the first address that answers. Raises: Rejected; Unavailable if none answers for `CONNECT_S`."""
+    return while_away(lambda: _connect(options), timeout_s=CONNECT_S)
+
+
+def _connect(options: ConnectionOptions) -> Cluster:
+    """One try at each address."""
     last: RayMQError | None = None
     for address in options.addresses:
         try:
@@ -38,7 +51,7 @@ def values_of(cluster: Cluster, subscription: Subscription) -> TopicValues:
     if len(names) != 1:
         return TopicValues("")
     (topic,) = names
-    return TopicValues.of(topic, cluster.topics().get(topic, {}))
+    return TopicValues.of(topic, while_away(cluster.topics).get(topic, {}))
 
 
 class QueueLookup:
@@ -52,7 +65,8 @@ class QueueLookup:
         """The queues and their ends. Raises: Rejected for a topic or queue that does not exist; Unavailable."""
         found: dict[TopicQueue, HeldOffsets] = {}
         for topic in self._topics():
-            for facts in self.cluster.describe_topic(topic)["queues"]:
+            described = while_away(partial(self.cluster.describe_topic, topic))
+            for facts in described["queues"]:
                 ends = HeldOffsets(facts["shard"], facts["min_offset"], facts["max_offset"])
                 found[TopicQueue(topic, facts["queue_id"])] = ends
 
@@ -73,7 +87,8 @@ class QueueLookup:
     def _topics(self) -> list[str]:
         topics, pattern, queues = self._subscription
         if pattern is not None:
-            return [name for name in self.cluster.topics() if re.fullmatch(pattern, name)]
+            names = while_away(self.cluster.topics)
+            return [name for name in names if re.fullmatch(pattern, name)]
         if topics is not None:
             return list(topics)
         return sorted({queue.topic for queue in queues or ()})
@@ -81,4 +96,4 @@ class QueueLookup:
     def offset_at(self, queue: TopicQueue, ends: HeldOffsets, time_ms: int) -> int | None:
         """The offset of a queue's first message that was stored at a time or later; None if there is none."""
         held = QueueRange(*queue, ends.shard, ends.first, ends.end)
-        return offset_at(Routes.of(self.cluster), held, time_ms)
+        return while_away(lambda: offset_at(Routes.of(self.cluster), held, time_ms))

@@ -1,4 +1,4 @@
-"""A Spark session on Ray by RayDP, with the right Java, JVM options and Python for the workers."""
+"""Spark sessions with the right Java, JVM options and Python for the workers: on Ray by RayDP, or in this process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ _OPENED = (
 )
 #: JVM options that Arrow and RayDP need on Java 17
 JAVA_OPTIONS = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split())
+#: options of every session
+_OPTIONS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
 
 
 def java_home() -> Path:
@@ -88,10 +95,7 @@ def raydp_session(
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
     options = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
+        **_OPTIONS,
         "spark.executor.extraJavaOptions": JAVA_OPTIONS,
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.ray.raydp_app_master.extraJavaOptions": JAVA_OPTIONS,
@@ -101,3 +105,29 @@ def raydp_session(
     }
 
     return raydp.init_spark(app_name, executors, cores, memory, configs=options)
+
+
+def local_session(
+    app_name: str, *, master: str = "local[2]", configs: dict[str, str] | None = None
+) -> Any:
+    """A SparkSession without Ray, of the Spark that is installed: 3.5 or 4. `stop()` ends it.
+
+    Args: `master`: Spark's, `local[cores]` for tasks in the driver's JVM. `configs`: further Spark options.
+    Raises: Unavailable without Java 17, if Spark is 3.5.
+    """
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    options = dict(_OPTIONS)
+    if pyspark.__version__.startswith("3."):
+        use_java()
+        options["spark.driver.extraJavaOptions"] = JAVA_OPTIONS
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+
+    builder: Any = SparkSession.builder
+    builder = builder.master(master).appName(app_name)
+    for name, value in {**options, **(configs or {})}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

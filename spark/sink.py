@@ -20,6 +20,7 @@ from raymq.cluster.arguments import check_choice
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
@@ -119,7 +120,7 @@ def write(
     """
     check_choice("delivery", delivery, DELIVERIES)
     write_id = writeId or uuid.uuid4().hex
-    topics = cluster.topics()
+    topics = while_away(cluster.topics)
     found = _checked_targets(df, topics, topic)
     if delivery == "staged":
         return write_staged(df, cluster, topic, write_id, found)
@@ -169,7 +170,8 @@ def write_staged(
 
     Args: `found`: the topics, if they are checked already. `takes_other_rows`: as of `Committer.commit`.
     """
-    found = _checked_targets(df, cluster.topics(), topic) if found is None else found
+    if found is None:
+        found = _checked_targets(df, while_away(cluster.topics), topic)
     task = _staging_task(cluster, topic, found)
     texts = [json.loads(row[0]) for row in collect(df.mapInArrow(task, "staged string"))]
     staged = StagedRows.joined(map(StagedRows.from_json, texts))

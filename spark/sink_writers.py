@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, RayMQError, Rejected, require
 
@@ -58,7 +59,7 @@ class _RowWriter:
         """
         self._options = options
         with closing(connect(options)) as cluster:
-            topics = cluster.topics()
+            topics = while_away(cluster.topics)
         self._targets = targets(topics, options.topic)
         topic = options.topic
         #: None: a staged write. Each task sets the name of the write

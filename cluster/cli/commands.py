@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,38 @@ def topic_list(options: argparse.Namespace, console: Console) -> int:
 def topic_create(options: argparse.Namespace, console: Console) -> int:
     """raymq topic create TOPIC"""
     with cluster_of(options, console) as cluster:
-        more = {"compacted": True} if options.compacted else {}
-        created = cluster.create_topic(options.topic, queues=options.queues, **more)
+        created = cluster.create_topic(
+            options.topic, queues=options.queues, **_topic_options(options)
+        )
     facts = {"topic": options.topic, "queues": options.queues, "created": created}
     outcome = "created" if created else "was there already"
+    console.result(options, facts, f"{options.topic}: {outcome}")
+    return EXIT_OK
+
+
+def _topic_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What `raymq topic create` gives to `Cluster.create_topic`, besides name and queues. Raises: Rejected."""
+    found: dict[str, Any] = {"compacted": True} if options.compacted else {}
+    if options.columns:
+        import pyarrow as pa
+
+        from raymq.cluster.messages.column_text import column_of
+
+        found["schema"] = pa.schema([column_of(text) for text in options.columns])
+    if options.allow_null_values:
+        found["allow_null_values"] = True
+    return found
+
+
+def topic_add_column(options: argparse.Namespace, console: Console) -> int:
+    """raymq topic add-column TOPIC NAME:TYPE"""
+    from raymq.cluster.messages.column_text import column_of, column_text
+
+    column = column_of(options.column)
+    with cluster_of(options, console) as cluster:
+        added = cluster.add_column(options.topic, column)
+    facts = {"topic": options.topic, "column": column_text(column), "added": added}
+    outcome = f"has column {column.name}" + ("" if added else " already")
     console.result(options, facts, f"{options.topic}: {outcome}")
     return EXIT_OK
 
@@ -101,12 +130,28 @@ def topic_describe(options: argparse.Namespace, console: Console) -> int:
     """raymq topic describe TOPIC"""
     with cluster_of(options, console) as cluster:
         facts = cluster.describe_topic(options.topic)
-    queues = [
+    lines = [f"{facts['topic']}: {facts['messages']} messages", *_topic_facts(facts)]
+    lines += [
         f"  queue {queue['queue_id']} on shard {queue['shard']}: [{queue['min_offset']}, {queue['max_offset']})"
         for queue in facts["queues"]
     ]
-    console.result(options, facts, f"{facts['topic']}: {facts['messages']} messages", *queues)
+    console.result(options, facts, *lines)
     return EXIT_OK
+
+
+def _topic_facts(facts: dict[str, Any]) -> Iterator[str]:
+    """A line for each option of a topic that is not the default, and for each column of its schema."""
+    if facts.get("compacted"):
+        yield "  compacted"
+    if "schema" in facts:
+        from raymq.cluster.messages.column_text import column_text
+        from raymq.cluster.messages.topic_schema import from_json
+
+        yield from (
+            f"  column {column_text(each)}" for each in from_json(json.dumps(facts["schema"]))
+        )
+    if facts.get("allow_null_values"):
+        yield "  null values are allowed"
 
 
 def doctor(options: argparse.Namespace, console: Console) -> int:

@@ -390,6 +390,15 @@ def _topics(parsers: Any) -> None:
     create.option("topic TOPIC", "name of the new topic")
     create.number("--queues N", "number of queues, over all shards (default: 4)", default=4)
     create.flag("--compacted", "keep only the latest message of each index key")
+    create.option(
+        "--column NAME:TYPE",
+        "a column of the values' schema, its type by its name in Spark: bigint, string, decimal(9,2), array<date>, "
+        'struct<city:string,...>; "NAME:TYPE not null" needs a value; may be repeated (default: values are bytes)',
+        action="append",
+        default=[],
+        dest="columns",
+    )
+    create.flag("--allow-null-values", "a value may be null, which is not an empty value")
 
     add = _command(
         verbs,
@@ -405,8 +414,22 @@ def _topics(parsers: Any) -> None:
         "also for a topic that has had messages: most keys go to another queue than before",
     )
 
+    column = _command(
+        verbs,
+        "add-column",
+        commands.topic_add_column,
+        "give a topic's schema one more nullable column; producers and consumers go on",
+        cluster=True,
+    )
+    column.option("topic TOPIC", "name of a topic with a schema")
+    column.option("column NAME:TYPE", "the column, as `raymq topic create --column` takes it")
+
     describe = _command(
-        verbs, "describe", commands.topic_describe, "a topic's queues and offsets", cluster=True
+        verbs,
+        "describe",
+        commands.topic_describe,
+        "a topic's options, schema, queues and offsets",
+        cluster=True,
     )
     describe.option("topic TOPIC", "name of the topic")
 

@@ -10,6 +10,7 @@ write_columns    the columns that Spark and Ray Data write, and rows by topic an
 queue_split      rows of one topic, by queue
 delivery_times   delivery times of many rows as properties
 topic_schema     the schema of a topic: its types and its JSON
+column_text      a column of a schema as text, for the command line
 topic_values     values of a topic: bytes or rows of its schema, or null
 json_rows        rows as JSON objects, by columns
 property_rows    properties of many rows, encoded from columns of pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ray.data import Dataset, read_datasource
@@ -10,6 +11,7 @@ from ray.data import Dataset, read_datasource
 from raymq.cluster.arguments import check_choice, check_number
 from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag
+from raymq.cluster.transport.away import while_away
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
@@ -111,7 +113,7 @@ def _queues(cluster: Cluster, topic: str) -> dict[int, QueueRange]:
         each["queue_id"]: QueueRange(
             topic, each["queue_id"], each["shard"], each["min_offset"], each["max_offset"]
         )
-        for each in cluster.describe_topic(topic)["queues"]
+        for each in while_away(lambda: cluster.describe_topic(topic))["queues"]
     }
 
 
@@ -126,7 +128,8 @@ def _add_offsets(
     new = [each for queue_id, each in held.items() if queue_id not in offsets]
     stored: dict[int, int] = {}
     for shard in sorted({each.shard for each in new}):
-        table = cluster.call(shard, "offsets", {"group": group, "topic": new[0].topic})
+        arguments = {"group": group, "topic": new[0].topic}
+        table = while_away(partial(cluster.call, shard, "offsets", arguments))
         stored.update({int(queue_id): int(offset) for queue_id, offset in table.items()})
 
     # A queue that was added since has no offset. All of its messages are new to the loop.
@@ -166,4 +169,4 @@ def _commit(cluster: Cluster, group: str, ranges: list[QueueRange]) -> None:
     for shard in sorted({each.shard for each in ranges}):
         offsets = {str(each.queue_id): each.last for each in ranges if each.shard == shard}
         arguments = {"group": group, "topic": ranges[0].topic, "offsets": offsets}
-        cluster.call(shard, "commit_offsets", arguments)
+        while_away(partial(cluster.call, shard, "commit_offsets", arguments))

@@ -15,6 +15,7 @@ from raymq.cluster.messages.write_columns import SinkTopic, by_queue
 from raymq.cluster.staged.committer import CommitResult, Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 
@@ -83,7 +84,7 @@ class TopicSink(Datasink[_TaskReturn]):
         write_id: str | None = None,
     ) -> None:
         check_transport(cluster)
-        facts = cluster.topics().get(topic)
+        facts = while_away(cluster.topics).get(topic)
         if facts is None:
             raise Rejected(
                 f"topic {topic!r} does not exist; create it: raymq topic create {topic}",

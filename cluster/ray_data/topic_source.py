@@ -20,6 +20,7 @@ from raymq.cluster.consume.time_search import offset_at
 from raymq.cluster.messages.columns import FetchedRows
 from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.messages.user_properties import list_offsets, user_properties
+from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
@@ -136,7 +137,7 @@ def read_topic(
 
 def values_of(cluster: Cluster, topic: str) -> TopicValues:
     """What the values of a topic are."""
-    return TopicValues.of(topic, cluster.topics().get(topic, {}))
+    return TopicValues.of(topic, while_away(cluster.topics).get(topic, {}))
 
 
 class TopicSource(Datasource):
@@ -258,7 +259,7 @@ def _ranges(
     cluster: Cluster, topic: str, names: list[str], start: Places, end: Places
 ) -> Iterator[QueueRange]:
     """The ranges of one topic that have messages."""
-    queues = cluster.describe_topic(topic)["queues"]
+    queues = while_away(lambda: cluster.describe_topic(topic))["queues"]
     held = [
         QueueRange(topic, each["queue_id"], each["shard"], each["min_offset"], each["max_offset"])
         for each in queues
@@ -318,7 +319,7 @@ def _offset(option: str, place: Place, held: QueueRange, cluster: Cluster) -> in
     if isinstance(place, datetime):
         moment = place if place.tzinfo else place.replace(tzinfo=timezone.utc)
         time_ms = int(moment.timestamp() * 1000)
-        found = offset_at(Routes.of(cluster), held, time_ms)
+        found = while_away(lambda: offset_at(Routes.of(cluster), held, time_ms))
         return held.last if found is None else found
 
     if place in (EARLIEST, LATEST):

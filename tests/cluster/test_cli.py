@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raymq.cluster.cli.console import Console
@@ -90,6 +91,7 @@ class FakeCluster:
         self.messages = [received(q, o, f"{q}-{o}".encode()) for o in range(3) for q in range(2)]
         self.ranges = {0: (0, 3), 1: (0, 3)}
         self.consumer_options: dict[str, Any] = {}
+        self.topic_options: dict[str, Any] = {}
         self.closed = 0
         self.shard_facts: dict[str, Any] = {}
 
@@ -117,8 +119,13 @@ class FakeCluster:
     def topics(self) -> dict[str, Any]:
         return {"t": {"queues": 2, "shards": [0]}}
 
-    def create_topic(self, name: str, *, queues: int, compacted: bool = False) -> bool:
+    def create_topic(self, name: str, *, queues: int, compacted: bool = False, **more: Any) -> bool:
+        self.topic_options = more
         return name != "t" or compacted
+
+    def add_column(self, topic: str, column: pa.Field) -> bool:
+        self.topic_options = {topic: column}
+        return topic == "t"
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         if name != "t":
@@ -560,6 +567,21 @@ def test_creating_a_topic_twice_is_not_a_fault_and_says_so(terminal: Terminal) -
     assert terminal.json() == {"topic": "t", "queues": 4, "created": False}
     assert terminal.run("topic", "create", "t", "--compacted") == 0
     assert terminal.out == b"t: created\n"
+    assert terminal.cluster.topic_options == {}
+
+
+def test_a_topic_is_created_with_columns_and_gets_one_more(terminal: Terminal) -> None:
+    words = ("--column", "id:bigint not null", "--column", "note:string", "--allow-null-values")
+    assert terminal.run("topic", "create", "new", *words) == 0
+    columns = [pa.field("id", pa.int64(), nullable=False), pa.field("note", pa.string())]
+    given = {"schema": pa.schema(columns), "allow_null_values": True}
+    assert terminal.cluster.topic_options == given
+    assert terminal.run("topic", "add-column", "t", "seen:timestamp", "--json") == 0
+    assert terminal.json() == {"topic": "t", "column": "seen:timestamp", "added": True}
+    seen = pa.field("seen", pa.timestamp("us", tz="UTC"))
+    assert terminal.cluster.topic_options == {"t": seen}
+    assert terminal.run("topic", "create", "new", "--column", "id") == 2
+    assert terminal.run("topic", "add-column", "t", "id:number") == 2
 
 
 # --- produce --------------------------------------------------------------------------------------

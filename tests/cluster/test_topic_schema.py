@@ -13,6 +13,7 @@ import pytest
 from ray.data._internal.execution.interfaces import TaskContext
 from ray.data.datasource.datasink import WriteResult
 
+from raymq.cluster.cli.main import main
 from raymq.cluster.cli.put_back import of_line
 from raymq.cluster.consume.queue_ranges import QueueRange
 from raymq.cluster.messages.topic_values import TopicValues
@@ -195,6 +196,47 @@ def test_a_nullable_column_may_be_added_and_nothing_else(shard: ServedShard) -> 
     for wrong in ('[{"name":"id","type":"int64","nullable":true}]', "[]", "{", "7"):
         with pytest.raises(Rejected):
             cluster.call(0, "set_schema", {"name": "growing", "schema": wrong})
+
+
+def test_the_command_line_creates_describes_and_extends_a_topic_with_a_schema(
+    shard: ServedShard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAYMQ_TOKEN", shard.cluster.token)
+
+    def run(verb: str, *words: str) -> tuple[int, str]:
+        code = main(["topic", verb, *words, "-c", f"raymq://{shard.endpoints[0]}"])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    columns = ["--column", "id:bigint not null", "--column", "amount:decimal(9,2)"]
+    columns += ["--column", "address:struct<city:string>", "--allow-null-values", "--queues", "1"]
+    assert run("create", "typed", *columns) == (0, "typed: created\n")
+    assert run("create", "typed", *columns) == (0, "typed: was there already\n")
+    assert not shard.cluster.create_topic("typed", queues=1, schema=SCHEMA, allow_null_values=True)
+    assert run("add-column", "typed", "note:string") == (0, "typed: has column note\n")
+    assert run("add-column", "typed", "note:string") == (0, "typed: has column note already\n")
+    assert run("describe", "typed")[1].splitlines() == [
+        "typed: 0 messages",
+        "  column id:bigint not null",
+        "  column amount:decimal(9,2)",
+        "  column address:struct<city:string>",
+        "  column note:string",
+        "  null values are allowed",
+        "  queue 0 on shard 0: [0, 0)",
+    ]
+    facts = json.loads(run("describe", "typed", "--json")[1])
+    assert (facts["schema"][3]["name"], facts["allow_null_values"]) == ("note", True)
+
+    send(shard, "typed", orders(1, note=["x"]))
+    assert poll(shard, "typed", 1)[0]["note"] == "x"
+    for words, told in (
+        (("create", "typed", "--column", "id:int"), "schema"),
+        (("create", "other", "--column", "id:int64"), "bigint"),
+        (("create", "other", "--column", "key:string"), "rename it"),
+        (("add-column", "typed", "must:int not null"), "make it nullable"),
+    ):
+        code, text = run(*words)
+        assert (code, told in text) == (2, True), text
 
 
 def test_a_schema_survives_a_restart_and_is_in_rocketmqs_file(shard: ServedShard) -> None:

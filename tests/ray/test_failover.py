@@ -31,6 +31,7 @@ from tests.support.replicated_shard import (
     ReplicatedShard,
     Target,
     check,
+    kill_leader,
     pause,
     started_shard,
     wait_for_leader,
@@ -135,11 +136,6 @@ def test_without_one_follower_every_promise_is_kept(shard: ReplicatedShard, load
 def test_a_staged_write_is_published_once_although_leaders_are_killed(
     shard: ReplicatedShard, load: Load
 ) -> None:
-    def kill_leader() -> None:
-        leader = wait_for_leader(shard)
-        with Target(wait_for_lease(shard, load, leader, "commit_log")) as target:
-            target.send(signal.SIGKILL)
-
     shard.cluster.create_topic("staged", queues=4)
     rows = pa.record_batch(
         [
@@ -153,11 +149,11 @@ def test_a_staged_write_is_published_once_although_leaders_are_killed(
     with StagedWriter(Routes.of(shard.cluster)) as writer:
         for number in range(20):
             if number == 10:
-                kill_leader()
+                kill_leader(shard)
             writer.write("staged", number % 4, rows.slice(250 * number, 250))
         staged = writer.finish()
 
-    killer = threading.Thread(target=kill_leader)
+    killer = threading.Thread(target=kill_leader, args=(shard,))
     killer.start()
     committer = Committer(Routes.of(shard.cluster))
     results = [committer.commit("failover", staged) for _ in range(2)]

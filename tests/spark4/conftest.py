@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import metadata
@@ -32,24 +31,14 @@ collect_ignore_glob = [] if has_spark_4() else ["test_*.py"]
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """One session: it takes long to start."""
-    from pyspark.sql import SparkSession
+    from raymq.spark.session import local_session
 
     os.environ.update(QUICK_JAVA)
     # The Python workers of Spark find the modules of this tree.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("raymq-spark4")
-    for name, value in {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.task.maxFailures": "1",
-    }.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    configs = {"spark.sql.shuffle.partitions": "1", "spark.task.maxFailures": "1"}
+    session = local_session("raymq-spark4", configs=configs)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

@@ -42,6 +42,14 @@ class Certificates:
         }
 
 
+def make_node_certificates(directory: Path) -> Certificates:
+    """`make_certificates` for a Ray of this machine: its own ports are at the address that it finds."""
+    import ray.util
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return make_certificates(directory, f"IP:127.0.0.1,IP:{address}")
+
+
 def make_certificates(
     directory: Path, names: str = "IP:127.0.0.1,DNS:localhost", end: datetime | None = None
 ) -> Certificates:

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 import raymq
 from raymq.errors import Unavailable
-from raymq.spark import read, use_java, write
-from raymq.spark.session import JAVA_OPTIONS
+from raymq.spark import read, write
+from raymq.spark.session import JAVA_OPTIONS, local_session
 
 PARTS = 24
 #: rows of a batch in Spark's Python workers
@@ -29,29 +29,16 @@ BATCH_ROWS = "2000"
 
 def session(options: dict[str, Any]) -> Any:
     """A Spark of two executors, each a process of its own."""
-    from pyspark.sql import SparkSession
-
-    use_java()
-    path = os.pathsep.join(filter(None, sys.path))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    configs = {
         "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-        "spark.executorEnv.PYTHONPATH": path,
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "spark.local.dir": options["scratch"],
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(PARTS),
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": BATCH_ROWS,
         **options["settings"],
     }
-    builder = SparkSession.builder.master("local-cluster[2,1,1024]").appName("flights")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    found = builder.getOrCreate()
+    found = local_session("flights", master="local-cluster[2,1,1024]", configs=configs)
     found.sparkContext.setLogLevel("OFF")
     return found
 

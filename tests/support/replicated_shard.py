@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ PRODUCERS, QUEUES = 2, 3
 class ReplicatedShard:
     """One shard of several replicas in its own Ray, started as a user does, outside of this process."""
 
-    def __init__(self, place: Path, replicas: int) -> None:
+    def __init__(self, place: Path, replicas: int, variables: Mapping[str, str]) -> None:
+        """Args: `variables`: of its Ray and its processes."""
         self.replicas = range(replicas)
         self.paths = ClusterPaths(place / "data")
         self.environment = {
@@ -45,6 +46,7 @@ class ReplicatedShard:
             **LEAN,
             "RAYMQ_HOME": str(place / "home"),
             "RAY_AUTH_TOKEN_PATH": str(place / "ray-token"),
+            **variables,
         }
         self.cluster: raymq.Cluster
 
@@ -80,7 +82,10 @@ class ReplicatedShard:
         """Run an operation at one replica. Raises: RayMQError when it refuses or does not answer."""
         endpoint = read_endpoint(self.paths.replica(0, replica))
         assert endpoint is not None
-        connection = ShardConnection(endpoint, self.cluster.token, self.cluster.cluster_id, shard=0)
+        cluster = self.cluster
+        connection = ShardConnection(
+            endpoint, cluster.token, cluster.cluster_id, shard=0, ca=cluster.ca
+        )
         try:
             return connection.call(op, args, timeout=2.0)
         finally:
@@ -218,12 +223,28 @@ def wait_for_leader(shard: ReplicatedShard, *, but: int | None = None) -> int:
     return found[0]
 
 
+def kill_leader(shard: ReplicatedShard) -> None:
+    """End the CommitLog that leads now by SIGKILL."""
+    leader = wait_for_leader(shard)
+    lease: dict[str, Any] = {}
+
+    def look() -> None:
+        lease.update(shard.lease(leader, "commit_log"))
+        pause()
+
+    until(lambda: bool(lease), look)
+    with Target(lease["pid"]) as target:
+        target.send(signal.SIGKILL)
+
+
 @contextlib.contextmanager
-def started_shard(replicas: int, name: str) -> Iterator[ReplicatedShard]:
-    """A shard with the topics TOPIC and ASIDE."""
+def started_shard(
+    replicas: int, name: str, variables: Mapping[str, str] | None = None
+) -> Iterator[ReplicatedShard]:
+    """A shard with the topics TOPIC and ASIDE. Args: `variables`: of its Ray and its processes; None: none."""
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
-    world = ReplicatedShard(place, replicas)
+    world = ReplicatedShard(place, replicas, variables or {})
     try:
         world.start(
             *("--name", name, "--shards", "1", "--replicas", str(replicas)),
