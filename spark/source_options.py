@@ -51,7 +51,7 @@ OPTIONS = (
     SourceOption(
         *("raymq.address", "URL", "required", "both"),
         "`raymq://host:port` or, with TLS, `raymq+tls://host:port` of any shard; several, separated by commas, are "
-        "tried in order",
+        "tried in order, again and again for up to 30 s. `raymq.spark.options` gives those of all replicas",
     ),
     SourceOption(
         *("raymq.token", "text", "RAYMQ_TOKEN of the driver", "both"),
