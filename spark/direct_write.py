@@ -1,8 +1,9 @@
 """Sends the rows of a task to their queues at once, as a producer that each attempt of the task repeats.
 
-Producer id = hash(write id, partition), and its epoch is a number that shard 0 gives each attempt: a later attempt
-fences an earlier one. Sequence = the row's place among its partition's rows of one queue. So a retried task stores the
-rows that are missing, if its rows come in the same order as before. Those that are there are compared.
+Producer id = hash(topic, write id, partition, number of queues), and its epoch is a number that shard 0 gives each
+attempt. At its begin an attempt fences the earlier ones on all shards, and learns which rows they have stored.
+Sequence = the row's place among its partition's rows of one queue. The attempt compares its rows with those that are
+stored, and stores the others. So it needs the same rows in the same order as the attempts before.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from raymq.cluster.messages.queue_split import numbered
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt
 from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
+from raymq.store.base.errors import Fenced
 from raymq.store.config.promise import Acks
 
 from .sink_columns import SinkTopic, by_queue
-from .stored_rows import StoredRows, check_same
+from .stored_rows import StoredRows, check_same, other_rows
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -64,117 +67,152 @@ class DirectWrite(NamedTuple):
         Raises: Rejected for a value that the topic does not take, or when an earlier attempt has stored other rows;
         Fenced if another attempt began later; Unavailable.
         """
-        producer = _begin(cluster, self.write_id, partition, self.facts)
-        target = SinkTopic.of(self.topic, self.facts)._replace(queues=producer.queues)
+        try:
+            return self._send(cluster, partition, batches)
+        except Fenced as error:
+            raise Fenced(
+                f"another attempt of partition {partition} of write {self.write_id} to {self.topic}, or the same write "
+                f"in another program, has begun later and goes on: {error}",
+                **error.fields,
+            ) from error
+
+    def _send(
+        self, cluster: Cluster, partition: int, batches: Iterable[pa.RecordBatch]
+    ) -> list[QueueReceipt]:
+        attempt = _begin(self, cluster, partition)
+        target = SinkTopic.of(self.topic, self.facts)._replace(queues=attempt.queues)
         sender = BatchSender(
             Routes.of(cluster),
-            producer_id=producer.producer_id,
-            epoch=producer.epoch,
+            producer_id=attempt.producer_id,
+            epoch=attempt.epoch,
             acks=self.acks,
         )
-        task = _Task(self, cluster, partition, producer.producer_id)
         with closing(sender):
-            for turn, batch in enumerate(batches, partition):
-                parts = by_queue(batch, {self.topic: target}, topic=self.topic, turn=turn)
+            task = _Task(self, cluster, partition, attempt, sender)
+            for row, batch in numbered(batches, partition):
+                parts = by_queue(batch, {self.topic: target}, topic=self.topic, first_row=row)
                 for _, queue_id, rows in parts:
-                    task.sent(queue_id, rows, sender.send(self.topic, queue_id, rows))
+                    task.write(queue_id, rows)
             return task.finish()
 
 
-class _Producer(NamedTuple):
+class _Attempt(NamedTuple):
     """The producer of one attempt of a task."""
 
     producer_id: int
     epoch: int
     #: the number of queues that the rows of the task are spread over
     queues: int
+    #: queue -> how many rows earlier attempts have stored
+    stored: dict[int, int]
 
 
-def _begin(cluster: Cluster, write_id: str, partition: int, facts: Mapping[str, Any]) -> _Producer:
+def _begin(write: DirectWrite, cluster: Cluster, partition: int) -> _Attempt:
     """Begin an attempt. A repeated task uses the number of queues that the topic had at the first attempt.
 
     With another number rows would go to other queues, and their shards would take them for new ones. Shard 0 knows
     all attempts, however many shards were added meanwhile.
     """
+    facts = write.facts
     queues = int(facts["queues"])
     for former in facts.get("former_queues", ()):
-        arguments = {"producer_id": producer_id_of(write_id, partition, former)}
-        known = while_away(partial(cluster.call, 0, "producer_epoch", arguments))
+        former_id = producer_id_of(write.topic, write.write_id, partition, former)
+        known = while_away(partial(cluster.call, 0, "producer_epoch", {"producer_id": former_id}))
         if known["epoch"] is not None:
             queues = int(former)
             break
-    producer_id = producer_id_of(write_id, partition, queues)
-    arguments = {"producer_id": producer_id}
-    begun = while_away(lambda: cluster.call(0, "init_producer", arguments))
-    return _Producer(producer_id, int(begun["epoch"]), queues)
+
+    producer_id = producer_id_of(write.topic, write.write_id, partition, queues)
+    # Repeated after an answer that was lost, it only gives a higher epoch.
+    begun = while_away(lambda: cluster.call(0, "init_producer", {"producer_id": producer_id}))
+    epoch = int(begun["epoch"])
+
+    stored: dict[int, int] = {}
+    arguments = {"producer_id": producer_id, "epoch": epoch, "topic": write.topic}
+    for shard in sorted(set(facts["shards"])):
+        fenced = while_away(partial(cluster.call, shard, "fence_producer", arguments))
+        stored.update({int(queue): rows for queue, rows in fenced["sequences"].items()})
+    return _Attempt(producer_id, epoch, queues, stored)
 
 
-def producer_id_of(write_id: str, partition: int, queues: int) -> int:
-    """The producer id of one partition of a write to so many queues: 64 bits of a hash."""
-    text = f"{write_id}/{partition}/{queues}"
+def producer_id_of(topic: str, write_id: str, partition: int, queues: int) -> int:
+    """The producer id of one partition of a write to so many queues of a topic: 64 bits of a hash."""
+    text = f"{topic}/{write_id}/{partition}/{queues}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-class _SentRows(NamedTuple):
-    """A batch without a receipt yet."""
-
-    queue_id: int
-    #: the sequence of its first row
-    first_sequence: int
-    rows: pa.RecordBatch
-    receipt: BatchFuture
-
-
 class _Task:
-    """The batches of one task on their way, in their order, and the receipts of those before."""
+    """The rows of one attempt. Each queue gets them in their order."""
 
     def __init__(
-        self, write: DirectWrite, cluster: Cluster, partition: int, producer_id: int
+        self,
+        write: DirectWrite,
+        cluster: Cluster,
+        partition: int,
+        attempt: _Attempt,
+        sender: BatchSender,
     ) -> None:
         self._write = write
         self._cluster = cluster
         self._partition = partition
-        self._producer_id = producer_id
-        self._under_way: deque[_SentRows] = deque()
+        self._attempt = attempt
+        self._sender = sender
         #: queue -> the sequence of its next row
         self._sequences: dict[int, int] = {}
+        #: batches of new rows without a receipt yet
+        self._under_way: deque[tuple[int, BatchFuture]] = deque()
         self._receipts: dict[int, QueueReceipt] = {}
 
-    def sent(self, queue_id: int, rows: pa.RecordBatch, receipt: BatchFuture) -> None:
-        """Take a batch that was sent. Batches whose receipts have come are let go. Raises: the first failure."""
+    def write(self, queue_id: int, rows: pa.RecordBatch) -> None:
+        """Compare the rows that are stored, and send the others. Raises: the first failure, also of earlier rows."""
         first = self._sequences.get(queue_id, 0)
         self._sequences[queue_id] = first + rows.num_rows
-        self._under_way.append(_SentRows(queue_id, first, rows, receipt))
-        while self._under_way and self._under_way[0].receipt.done():
-            self._complete(self._under_way.popleft())
+        repeated = self._attempt.stored.get(queue_id, 0) - first
+        if repeated > 0:
+            # No later row is sent before these are compared.
+            self._repeat(queue_id, first, rows.slice(0, repeated))
+            rows = rows.slice(repeated)
+        if rows.num_rows:
+            receipt = self._sender.send(self._write.topic, queue_id, rows)
+            self._under_way.append((queue_id, receipt))
+        while self._under_way and self._under_way[0][1].done():
+            self._complete()
 
-    def finish(self) -> list[QueueReceipt]:
-        """Wait for the receipts. Raises: the first failure."""
-        while self._under_way:
-            self._complete(self._under_way.popleft())
-        return list(self._receipts.values())
-
-    def _complete(self, sent: _SentRows) -> None:
-        stored: BatchReceipt = sent.receipt.result()
-        if stored.duplicates and self._write.verify:
-            repeated = StoredRows(
-                self._producer_id,
-                stored.topic,
-                stored.queue_id,
-                stored.shard,
-                sent.first_sequence,
-                stored.first_offset,
-                stored.last_offset,
+    def _repeat(self, queue_id: int, first_sequence: int, rows: pa.RecordBatch) -> None:
+        receipt = self._sender.send(self._write.topic, queue_id, rows).result()
+        if self._write.verify:
+            where = (receipt.topic, queue_id, receipt.shard)
+            offsets = (receipt.first_offset, receipt.last_offset)
+            check_same(
+                self._cluster,
+                rows,
+                StoredRows(self._attempt.producer_id, *where, first_sequence, *offsets),
             )
-            check_same(self._cluster, sent.rows.slice(0, stored.duplicates), repeated)
+        self._add(queue_id, receipt, duplicates=receipt.duplicates)
 
-        empty = QueueReceipt(
-            self._partition, sent.queue_id, stored.shard, 0, 0, stored.first_offset, -1
-        )
-        have = self._receipts.get(sent.queue_id, empty)
-        self._receipts[sent.queue_id] = replace(
-            have,
-            rows=have.rows + stored.count,
-            duplicates=have.duplicates + stored.duplicates,
+    def _complete(self) -> None:
+        queue_id, receipt = self._under_way.popleft()
+        # Rows that count as duplicates here were sent twice by this attempt.
+        self._add(queue_id, receipt.result(), duplicates=0)
+
+    def _add(self, queue_id: int, stored: BatchReceipt, *, duplicates: int) -> None:
+        where = (self._partition, queue_id, stored.shard)
+        own = self._receipts.get(queue_id) or QueueReceipt(*where, 0, 0, stored.first_offset, -1)
+        self._receipts[queue_id] = replace(
+            own,
+            rows=own.rows + stored.count,
+            duplicates=own.duplicates + duplicates,
             last_offset=stored.last_offset,
         )
+
+    def finish(self) -> list[QueueReceipt]:
+        """Wait for the receipts. Raises: the first failure; Rejected if an earlier attempt has stored more rows."""
+        while self._under_way:
+            self._complete()
+        for queue_id, rows in self._attempt.stored.items():
+            own = self._sequences.get(queue_id, 0)
+            if rows > own and self._write.verify:
+                raise other_rows(
+                    f"{rows} rows in queue {queue_id} of {self._write.topic}, of which this attempt has {own}"
+                )
+        return list(self._receipts.values())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
+from raymq.cluster.messages.queue_split import numbered
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
@@ -52,7 +53,7 @@ class WriteResult:
     write_id: str
     #: rows of the DataFrame
     rows: int
-    #: rows that were stored before this write; of a staged one all, if an earlier commit of the same name counts
+    #: rows that an earlier attempt or run had stored; of a staged write all, if an earlier commit of its name counts
     duplicates: int
     #: of delivery="direct": where the rows are
     receipts: tuple[QueueReceipt, ...] = ()
@@ -97,7 +98,8 @@ def write(
             stores only rows that are missing. It uses the queues that the topic had at its first run. None (default)
             makes a new name.
         sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
-        acks: "quorum" (default) or "leader", as for `raymq.Producer`. A staged write is always "quorum".
+        acks: "quorum" (default) or "leader", as for `raymq.Producer`. A staged write is always "quorum", and a task of
+            a direct one needs a quorum to begin.
         delivery: "direct" (default) sends rows to their queues at once, and readers see them while the write runs.
             "staged" takes any plan, also one with rand() or a shuffle. Tasks stage rows that no reader sees, and the
             shards publish them when all tasks have ended. It writes each row twice. Rows that are staged and not
@@ -188,9 +190,9 @@ def _staging_task(
         if filled is None:
             return
         with StagedWriter(Routes.of(cluster)) as writer:
-            for turn, batch in enumerate(filled, partition_of_task()):
+            for row, batch in numbered(filled, partition_of_task()):
                 for name, queue_id, part in by_queue(
-                    batch, found, topic=topic, turn=turn, takes_later=True
+                    batch, found, topic=topic, first_row=row, takes_later=True
                 ):
                     writer.write(name, queue_id, part)
             staged = writer.finish()

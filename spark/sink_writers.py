@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from raymq.cluster.messages.queue_split import numbered
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
@@ -100,9 +101,9 @@ class _RowWriter:
 
     def _stage(self, cluster: Cluster, batches: Iterator[pa.RecordBatch]) -> str:
         with StagedWriter(Routes.of(cluster)) as writer:
-            for turn, batch in enumerate(batches, partition_of_task()):
+            for row, batch in numbered(batches, partition_of_task()):
                 parts = by_queue(
-                    batch, self._targets, topic=self._options.topic, turn=turn, takes_later=True
+                    batch, self._targets, topic=self._options.topic, first_row=row, takes_later=True
                 )
                 for topic, queue_id, rows in parts:
                     writer.write(topic, queue_id, rows)
@@ -142,7 +143,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._rows.commit(self._write_id, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave what is staged: it belongs to no write, and expires."""
+        """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -176,4 +177,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._rows.commit(f"{query_id}/{batchId}", messages, takes_other_rows=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Leave what is staged: it belongs to no write, and expires."""
+        """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""

@@ -29,10 +29,11 @@ class StoredRows(NamedTuple):
     topic: str
     queue_id: int
     shard: int
+    #: of the first row
     first_sequence: int
     #: of the first row; -1: deleted
     first_offset: int
-    #: of the last row or one after it; -1: deleted
+    #: of the last row; -1: deleted
     last_offset: int
 
 
@@ -69,13 +70,20 @@ def _compare(cluster: Cluster, rows: pa.RecordBatch, stored: StoredRows, first: 
         )
         if not pc.all(is_same, min_count=0).as_py():
             offset = found.column("queue_offset").filter(mask)[pc.index(is_same, False).as_py()]
-            raise Rejected(
-                f"an earlier attempt of this task, or an earlier write under the same writeId, has stored another row "
-                f"at offset {offset} of queue {stored.queue_id} of {stored.topic}: the plan gives other rows, or "
-                "another order, each time. Use delivery='staged', under a new writeId",
-                field="writeId",
-                limit="the same rows in the same order",
+            raise other_rows(
+                f"another row at offset {offset} of queue {stored.queue_id} of {stored.topic}"
             )
+
+
+def other_rows(what: str) -> Rejected:
+    """The error of a task whose rows are not those of an earlier attempt. Args: `what`: that attempt has stored."""
+    return Rejected(
+        f"an earlier attempt of this task, or an earlier write under the same writeId, has stored {what}: the plan "
+        "gives other rows, or another order, each time. Use delivery='staged' under another writeId, for a stream with "
+        "a new checkpoint; or verify=False, which takes the rows that are stored",
+        field="writeId",
+        limit="the same rows in the same order",
+    )
 
 
 def _after_stamp(properties: pa.Array) -> pa.Array:

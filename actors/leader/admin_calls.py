@@ -13,7 +13,7 @@ from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import ServiceProgress
-from raymq.store.records.producer_stamp import PRODUCER_MAX
+from raymq.store.records.producer_stamp import EPOCH_MAX, PRODUCER_MAX
 from raymq.store.records.requests import AppendedRows
 from raymq.store.services import staged_rows, write_decisions
 from raymq.store.services.retry import send_back
@@ -359,6 +359,22 @@ class AdminCalls:
         """The highest epoch of a producer id; None: this shard does not know it."""
         call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
         return {"epoch": self._host.store.producer_epoch(producer_id)}
+
+    def _op_fence_producer(self, producer_id: int, epoch: int, topic: str) -> dict[str, Any]:
+        """Refuse puts of a producer with a lower epoch. Returns: the next sequence of each queue of this shard."""
+        self._host.check_serving()
+        call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
+        call_arguments.check_integer("epoch", epoch, 0, EPOCH_MAX)
+        info = self._topic(topic)
+        store, shard = self._host.store, int(self._host.identity()["shard"])
+        appended = store.inner_put.fence_producer(producer_id, epoch)
+        if appended is not None:
+            self._host.await_promise(appended)
+
+        own = [each for each in range(info.queues) if info.shard_of(each) == shard]
+        entries = {each: store.state.producers.get((producer_id, topic, each)) for each in own}
+        known = {str(each): entry.next_sequence for each, entry in entries.items() if entry}
+        return {"sequences": known}
 
     def _op_init_producer(self, producer_id: int) -> dict[str, Any]:
         self._host.check_serving()

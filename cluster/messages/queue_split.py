@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +18,30 @@ from .partitioner import queues_of
 from .property_rows import joined_properties
 from .topic_values import TopicValues
 
+#: so many neighbours without a key go to one queue
+TURN_ROWS = 10_000
 #: bodies of a piece of one queue's rows, if they are not one row
 PIECE_BYTES = 16 << 20
+
+
+def numbered(
+    batches: Iterable[pa.RecordBatch], partition: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches of a task, each with the number of its first row. Tasks begin with different queues.
+
+    The numbers do not depend on the size of the batches: a repeated task, whose batches may be others, gives each row
+    the same number.
+    """
+    row = partition * TURN_ROWS
+    for batch in batches:
+        yield row, batch
+        row += batch.num_rows
 
 
 def split(
     batch: pa.RecordBatch,
     queues: int,
-    turn: int,
+    first_row: int,
     *,
     values: TopicValues,
     properties: pa.Array | None = None,
@@ -33,9 +49,9 @@ def split(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Split columns key, tag, partition and those of the value into (queue_id, rows as PUT_SCHEMA), in row order.
 
-    Args: `turn`: rows without a key go to this queue, modulo their number. The n-th batch of a task gives its partition
-    + n, which spreads them. `values`: of the topic. `properties`: the encoded ones of each row besides its key.
-    `numbers`: those of the rows in errors, by default their places.
+    Args: `first_row`: the number of the first row, which chooses the queue of rows without a key (`numbered`).
+    `values`: of the topic. `properties`: the encoded ones of each row besides its key. `numbers`: those of the rows in
+    their batch, by default their places.
     Raises: Rejected for a queue out of range, or a value that the topic does not take, such as null.
     """
     count = batch.num_rows
@@ -51,7 +67,8 @@ def split(
     tags = pc.cast(batch.column("tag"), pa.string())
     partition_column = pc.cast(batch.column("partition"), pa.int32())
 
-    queue_of_row = np.full(count, turn % queues, dtype=np.int32)
+    places = np.arange(count) if numbers is None else numbers
+    queue_of_row = ((first_row + places) // TURN_ROWS % queues).astype(np.int32)
     if keys.null_count < count:
         hashed = queues_of(keys.fill_null(b""), queues)
         queue_of_row = np.where(

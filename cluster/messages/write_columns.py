@@ -53,7 +53,7 @@ def by_queue(
     found: Mapping[str, SinkTopic],
     *,
     topic: str | None,
-    turn: int,
+    first_row: int,
     takes_later: bool = False,
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """Split rows into (topic, queue id, rows as PUT_SCHEMA), in row order within each queue.
@@ -62,7 +62,7 @@ def by_queue(
 
     Args: `batch`: the value or the columns of a schema, and optionally key, tag, partition, topic, properties, headers,
     index_keys and deliver_at. `found`: topic -> its queues and values. `topic`: of all rows; None: each row names its
-    own. `turn`: see `split`. `takes_later`: whether rows may have a delivery time.
+    own. `first_row`: see `split`. `takes_later`: whether rows may have a delivery time.
     Raises: Rejected, with field and row, for a value that the topic does not take, such as null, an unknown topic or
     a queue out of range.
     """
@@ -71,7 +71,7 @@ def by_queue(
         refuse_later()
     rows = _Rows(batch, _all_properties(batch), later, np.arange(batch.num_rows))
     if topic is not None:
-        yield from rows.of_topic(topic, found[topic], turn)
+        yield from rows.of_topic(topic, found[topic], first_row)
         return
 
     topics = batch.column("topic").cast(pa.string())
@@ -82,7 +82,7 @@ def by_queue(
         if found[name].values.schema is not None:
             message = f"a row has the topic {name!r}, which has a schema; write to it alone, with the option `topic`"
             raise Rejected(message, field="topic", limit="a topic without a schema", found=name)
-        yield from rows.where(pc.equal(topics, name)).of_topic(name, found[name], turn)
+        yield from rows.where(pc.equal(topics, name)).of_topic(name, found[name], first_row)
 
 
 def refuse_later() -> None:
@@ -115,25 +115,27 @@ class _Rows(NamedTuple):
         )
 
     def of_topic(
-        self, topic: str, target: SinkTopic, turn: int
+        self, topic: str, target: SinkTopic, first_row: int
     ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
         """See `by_queue`, of rows that all go to one topic."""
         if self.later is None:
-            for queue_id, part in self._split(target, turn, self.properties):
+            for queue_id, part in self._split(target, first_row, self.properties):
                 yield topic, queue_id, part
             return
 
         waits = self.later.is_valid()
-        yield from self.where(pc.invert(waits))._replace(later=None).of_topic(topic, target, turn)
+        yield from (
+            self.where(pc.invert(waits))._replace(later=None).of_topic(topic, target, first_row)
+        )
         waiting = self.where(waits)
         properties = waiting.later
         if waiting.properties is not None:
             properties = joined_properties(waiting.properties, properties)
-        for queue_id, part in waiting._split(target, turn, properties):
+        for queue_id, part in waiting._split(target, first_row, properties):
             yield TIMER_TOPIC, target.shard_of(queue_id), _with_queue(part, topic, queue_id)
 
     def _split(
-        self, target: SinkTopic, turn: int, properties: pa.Array | None
+        self, target: SinkTopic, first_row: int, properties: pa.Array | None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         batch, names = self.columns, self.columns.schema.names
         columns = {
@@ -148,7 +150,7 @@ class _Rows(NamedTuple):
         return split(
             plain,
             target.queues,
-            turn,
+            first_row,
             values=target.values,
             properties=properties,
             numbers=self.numbers,

@@ -10,6 +10,7 @@ import pyarrow as pa
 from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
+from raymq.cluster.messages.queue_split import numbered
 from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.messages.write_columns import SinkTopic, by_queue
 from raymq.cluster.staged.committer import CommitResult, Committer
@@ -102,8 +103,10 @@ class TopicSink(Datasink[_TaskReturn]):
         """Stage the rows of one task. Callers: Ray Data."""
         with StagedWriter(Routes.of(self._cluster)) as writer:
             found = {self._topic: self._target}
-            for turn, batch in enumerate(_batches(blocks, self._target.values)):
-                for part in by_queue(batch, found, topic=self._topic, turn=turn, takes_later=True):
+            batches = _batches(blocks, self._target.values)
+            for row, batch in numbered(batches, ctx.task_idx):
+                parts = by_queue(batch, found, topic=self._topic, first_row=row, takes_later=True)
+                for part in parts:
                     writer.write(*part)
             staged = writer.finish()
         return _TaskReturn(str(ctx.kwargs.get("write_uuid") or ""), staged.to_json())

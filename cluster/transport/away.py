@@ -1,4 +1,4 @@
-"""Repeats look-ups while a shard is away: for the drivers of Spark and Ray Data, whose tasks wait for it, too."""
+"""Repeats calls while a shard is away: look-ups of Spark and Ray Data, and others that may be performed twice."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .ask import Answer, may_lead_no_more, search_pauses
 
 logger = logging.getLogger("raymq")
 
-#: how long a look-up is repeated while its shard is away: as long as a producer repeats a batch by default
+#: how long a call is repeated while its shard is away: as long as a producer repeats a batch by default
 AWAY_S = 120.0
 
 
 def while_away(call: Callable[[], Answer], *, timeout_s: float | None = None) -> Answer:
-    """The answer of a look-up, which is repeated while a shard restarts or another replica takes over.
+    """The answer of a call, which is repeated while a shard restarts or another replica takes over.
 
     The first failure is logged: an address may be wrong.
     Args: `timeout_s`: None: `AWAY_S`.

@@ -13,6 +13,7 @@ from raymq.store.state.shard_state import (
     PROGRESS,
     ShardState,
     epoch_body,
+    fenced_error,
     producer_body,
 )
 
@@ -77,6 +78,22 @@ class InnerPut:
             self._check_leads()
             epoch = self._state.next_epoch(producer_id)
             return epoch, self._append_state_record(PRODUCER, producer_body(producer_id, epoch))
+
+    def fence_producer(self, producer_id: int, epoch: int) -> AppendedRows | None:
+        """Refuse puts of a producer with an epoch below this one, from now on.
+
+        Returns: the record of the epoch; None: nothing had to be stored.
+        Raises: Fenced if the producer has a higher epoch; as `init_producer`. Nothing was stored.
+        """
+        with self._lock:
+            self._check_leads()
+            # -1: the shard does not know it.
+            known = self._state.next_epoch(producer_id) - 1
+            if known > epoch:
+                raise fenced_error(producer_id, epoch, known)
+            if known == epoch or epoch == 0:
+                return None
+            return self._append_state_record(PRODUCER, producer_body(producer_id, epoch))
 
     def begin_epoch(self, epoch: int) -> AppendedRows:
         """Append the EPOCH record of a leader's epoch. It and all later records are of that epoch.

@@ -172,11 +172,7 @@ class ShardState:
         if known is None:
             known = producers.epoch(producer_id)
         if known is not None and epoch < known:
-            raise Fenced(
-                f"producer {producer_id:#x} has epoch {known}; epoch {epoch} is fenced",
-                field="epoch",
-                limit=known,
-            )
+            raise fenced_error(producer_id, epoch, known)
 
         entry = producers.open((producer_id, topic, queue_id))
         if entry is None:
@@ -519,3 +515,9 @@ class SnapshotParts:
             return None
         self._parts.append(rows)
         return self._parts if len(self._parts) == parts else None
+
+
+def fenced_error(producer_id: int, epoch: int, known: int) -> Fenced:
+    """Why a producer with this epoch may put no more."""
+    message = f"producer {producer_id:#x} has epoch {known}; epoch {epoch} is fenced"
+    return Fenced(message, field="epoch", limit=known)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.delivery_times import encode_times
+from raymq.cluster.messages.queue_split import TURN_ROWS
 from raymq.cluster.messages.write_columns import SinkTopic, by_queue
 from raymq.cluster.produce.message_encoder import timer_properties
 from raymq.cluster.staged.committer import Committer
@@ -60,7 +61,8 @@ def stage(shard: ServedShard, topic: str, *batches: pa.RecordBatch, turn: int = 
     found = {topic: SinkTopic.of(topic, shard.cluster.topics()[topic])}
     with StagedWriter(Routes.of(shard.cluster)) as writer:
         for number, batch in enumerate(batches, turn):
-            for part in by_queue(batch, found, topic=topic, turn=number, takes_later=True):
+            row = number * TURN_ROWS
+            for part in by_queue(batch, found, topic=topic, first_row=row, takes_later=True):
                 writer.write(*part)
         return writer.finish()
 
@@ -316,5 +318,5 @@ def test_rows_for_later_need_a_caller_that_takes_them(shard: ServedShard) -> Non
     found = {"direct": SinkTopic.of("direct", shard.cluster.topics()["direct"])}
     batch = frame(["x"], [datetime.fromtimestamp(Clock().now_ms() / 1000, UTC)])
     with pytest.raises(Rejected, match="delivery='staged'") as refused:
-        list(by_queue(batch, found, topic="direct", turn=0))
+        list(by_queue(batch, found, topic="direct", first_row=0))
     assert refused.value.field == "deliver_at"

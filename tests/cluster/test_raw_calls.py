@@ -65,6 +65,10 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             yield "create_topic", {**topic, "attributes": wrong}, "attributes"
         yield "create_topic", {**topic, "attributes": {"cleanup.policy": wrong}}, "attributes"
         yield "init_producer", {"producer_id": wrong}, "producer_id"
+        fence = {"producer_id": 1, "epoch": 1, "topic": "t"}
+        yield "fence_producer", {**fence, "producer_id": wrong}, "producer_id"
+        yield "fence_producer", {**fence, "epoch": wrong}, "epoch"
+        yield "fence_producer", {**fence, "topic": wrong}, "topic"
         if wrong != "1":
             yield "commit_offsets", {"group": wrong, "topic": "t", "offsets": {"0": 0}}, "group"
             yield "offsets", {"group": wrong, "topic": "t"}, "group"

@@ -122,7 +122,7 @@ def test_an_attempt_is_fenced_by_a_later_one(shard: ServedShard) -> None:
         write.send(shard.cluster, 0, [batch(ROWS)])
         yield batch(ROWS[10:])
 
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match="another attempt of partition 0 of write w to events"):
         write.send(shard.cluster, 0, overtaken())
     assert bodies(shard) == ROWS
 
@@ -143,20 +143,74 @@ def test_a_repeated_task_uses_the_queues_of_its_first_attempt(shard: ServedShard
 
 
 def test_a_task_knows_the_first_of_several_numbers_of_queues(shard: ServedShard) -> None:
-    young = {"queues": 2}
-    grown = {"queues": 4, "former_queues": [2]}
-    again = {"queues": 6, "former_queues": [2, 4]}
-    assert _begin(shard.cluster, "early", 0, young).queues == 2
-    assert _begin(shard.cluster, "early", 0, grown).queues == 2
-    assert _begin(shard.cluster, "late", 0, grown).queues == 4
-    found = [_begin(shard.cluster, each, 0, again) for each in ("early", "late", "new")]
-    assert [each.queues for each in found] == [2, 4, 6]
-    assert [each.epoch for each in found] == [2, 1, 0]
+    shard.cluster.create_topic("grown", queues=6)
+
+    def queues(write_id: str, *numbers: int) -> tuple[int, int]:
+        facts = {"queues": numbers[-1], "former_queues": list(numbers[:-1]), "shards": [0]}
+        attempt = _begin(DirectWrite("grown", write_id, facts, "quorum", True), shard.cluster, 0)
+        return attempt.queues, attempt.epoch
+
+    assert queues("early", 2) == (2, 0)
+    assert queues("early", 2, 4) == (2, 1)
+    assert queues("late", 2, 4) == (4, 0)
+    assert [queues(each, 2, 4, 6) for each in ("early", "late", "new")] == [(2, 2), (4, 1), (6, 0)]
 
 
-def test_producer_ids_depend_on_write_partition_and_queues_only() -> None:
-    assert producer_id_of("w", 1, 2) == producer_id_of("w", 1, 2)
-    others = {
-        producer_id_of(*each) for each in (("w", 1, 2), ("w", 2, 2), ("v", 1, 2), ("w", 1, 3))
-    }
-    assert len(others) == 4
+def test_rows_without_a_key_are_stored_once_whatever_the_batches_are(shard: ServedShard) -> None:
+    write = direct(shard, queues=2)
+    many = [str(number) for number in range(12_000)]
+    first = write.send(shard.cluster, 0, [batch(many[:9_000]), batch(many[9_000:])])
+    assert {each.queue_id: each.rows for each in first} == {0: 10_000, 1: 2_000}
+    again = write.send(shard.cluster, 0, [batch(many)])
+    assert sum(each.duplicates for each in again) == 12_000
+    assert shard.cluster.describe_topic("events")["messages"] == 12_000
+
+
+def test_no_row_is_stored_after_the_first_one_that_has_changed(shard: ServedShard) -> None:
+    write = direct(shard)
+    write.send(shard.cluster, 0, [batch(ROWS[:20])])
+    changed = [*ROWS[:5], "changed", *ROWS[6:]]
+    with pytest.raises(Rejected, match="another row at offset 5"):
+        write.send(shard.cluster, 0, [batch(changed[:10]), batch(changed[10:40]), batch(ROWS)])
+    assert bodies(shard) == ROWS[:20]
+
+
+def test_rows_that_an_earlier_attempt_has_stored_in_excess_are_found(shard: ServedShard) -> None:
+    keys = [f"key-{number}" for number in range(50)]
+    write = direct(shard, queues=2)
+    write.send(shard.cluster, 0, [batch(ROWS, key=keys)])
+    for fewer in (batch(ROWS[:40], key=keys[:40]), batch(ROWS[:1], key=keys[:1])):
+        with pytest.raises(
+            Rejected, match="has stored [0-9]+ rows in queue [01] of events, of which"
+        ):
+            write.send(shard.cluster, 0, [fewer])
+    taken = direct(shard, verify=False, queues=2)
+    (one,) = taken.send(shard.cluster, 0, [batch(ROWS[:1], key=keys[:1])])
+    assert (one.rows, one.duplicates) == (1, 1)
+
+
+def test_writes_of_one_name_to_two_topics_do_not_meet(shard: ServedShard) -> None:
+    events = direct(shard)
+    shard.cluster.create_topic("others", queues=1)
+    facts = shard.cluster.topics()["others"]
+    others = DirectWrite("others", "w", facts, "quorum", True)
+
+    def both() -> Iterator[pa.RecordBatch]:
+        yield batch(ROWS[:10])
+        others.send(shard.cluster, 0, [batch(ROWS)])
+        yield batch(ROWS[10:])
+
+    events.send(shard.cluster, 0, both())
+    assert shard.cluster.describe_topic("events")["messages"] == 50
+    assert shard.cluster.describe_topic("others")["messages"] == 50
+
+
+def test_producer_ids_depend_on_topic_write_partition_and_queues_only() -> None:
+    places = [
+        ("t", "w", 1, 2),
+        ("t", "w", 2, 2),
+        ("t", "v", 1, 2),
+        ("t", "w", 1, 3),
+        ("u", "w", 1, 2),
+    ]
+    assert len({producer_id_of(*each) for each in [*places, *places]}) == len(places)

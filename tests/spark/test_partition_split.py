@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.partitioner import queue_of
-from raymq.cluster.messages.queue_split import split
+from raymq.cluster.messages.queue_split import TURN_ROWS, numbered, split
 from raymq.cluster.messages.topic_values import TopicValues
 from raymq.store.base.errors import Rejected
 
@@ -32,9 +32,21 @@ def test_rows_go_to_the_queue_of_their_key_in_row_order():
     assert sum(part.num_rows for part in found.values()) == 5
 
 
-def test_rows_without_a_key_share_the_queue_of_the_turn():
-    found = dict(split(batch([None, None], [b"x", b"y"]), 3, 7, values=BYTES))
-    assert list(found) == [1]
+def test_rows_without_a_key_go_to_the_queue_of_their_number():
+    found = dict(split(batch([None, None], [b"x", b"y"]), 3, 7 * TURN_ROWS - 1, values=BYTES))
+    assert {queue: part.column("body").to_pylist() for queue, part in found.items()} == {
+        0: [b"x"],
+        1: [b"y"],
+    }
+
+
+def test_a_row_has_the_same_number_whatever_the_batches_are():
+    rows = batch([None] * 5, [b"%d" % number for number in range(5)])
+    for sizes in ((5,), (2, 3), (1, 1, 3)):
+        edges = [sum(sizes[:count]) for count in range(len(sizes))]
+        parts = [rows.slice(*each) for each in zip(edges, sizes, strict=True)]
+        first_rows = [row for row, _ in numbered(parts, 2)]
+        assert first_rows == [2 * TURN_ROWS + edge for edge in edges]
 
 
 def test_a_chosen_partition_wins_over_the_key():

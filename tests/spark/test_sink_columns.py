@@ -34,7 +34,7 @@ def properties(**columns: Any) -> list[dict[str, str]]:
     """The properties of rows with these columns, each with a value."""
     rows = len(next(iter(columns.values())))
     columns["value"] = [b"v"] * rows
-    ((_, _, found),) = by_queue(pa.record_batch(columns), TOPIC, topic="t", turn=0)
+    ((_, _, found),) = by_queue(pa.record_batch(columns), TOPIC, topic="t", first_row=0)
     return [decode(each or b"") for each in found.column("properties").to_pylist()]
 
 
@@ -65,7 +65,7 @@ def test_the_row_of_an_error_counts_the_rows_of_all_topics() -> None:
     rows = {"value": [b"v"] * 4, "topic": ["t", "u", "t", "u"], "index_keys": keys}
     found = TOPIC | {"u": SinkTopic(1, TopicValues("u"), (0,))}
     with pytest.raises(Rejected, match="row 3: index key"):
-        list(by_queue(pa.record_batch(rows), found, topic=None, turn=0))
+        list(by_queue(pa.record_batch(rows), found, topic=None, first_row=0))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_row_of_a_wrong_value_counts_the_rows_of_all_topics(
     rows = {"value": [b"v"] * 4, "topic": ["t", "u", "u", "t"]} | columns
     found = TOPIC | {"u": SinkTopic(8, TopicValues("u", allow_null=True), (0,))}
     with pytest.raises(Rejected, match=text) as refused:
-        list(by_queue(pa.record_batch(rows), found, topic=None, turn=0, takes_later=True))
+        list(by_queue(pa.record_batch(rows), found, topic=None, first_row=0, takes_later=True))
     assert refused.value.row == 3
 
 
@@ -95,7 +95,7 @@ def test_a_row_that_a_schema_does_not_take_keeps_its_number_beside_rows_for_late
     found = {"t": SinkTopic(1, TopicValues("t", schema), (0,))}
     rows = {"id": [1, 2, 3, None], "deliver_at": pa.array([0, None, None, 0], TIMES)}
     with pytest.raises(Rejected, match="row 3: column id is null"):
-        list(by_queue(pa.record_batch(rows), found, topic="t", turn=0, takes_later=True))
+        list(by_queue(pa.record_batch(rows), found, topic="t", first_row=0, takes_later=True))
 
 
 def test_rows_for_later_go_to_the_timers_of_the_shard_of_their_queue() -> None:
@@ -106,7 +106,7 @@ def test_rows_for_later_go_to_the_timers_of_the_shard_of_their_queue() -> None:
         "deliver_at": pa.array([1, None, 1, 1], TIMES),
     }
     found = {"t": SinkTopic(3, TopicValues("t"), (4, 5))}
-    parts = list(by_queue(pa.record_batch(rows), found, topic="t", turn=0, takes_later=True))
+    parts = list(by_queue(pa.record_batch(rows), found, topic="t", first_row=0, takes_later=True))
     assert [(*where, part.column("body").to_pylist()) for *where, part in parts] == [
         ("t", 1, [b"b"]),
         (TIMER_TOPIC, 4, [b"a"]),
@@ -148,7 +148,8 @@ def test_rows_of_one_queue_come_in_pieces_that_a_shard_takes(
     values = [b"x" * size for size in (1, 9, 1, 30, 4, 4, 4)]
     rows = pa.record_batch({"value": values})
     pieces = [
-        piece.column("body").to_pylist() for *_, piece in by_queue(rows, TOPIC, topic="t", turn=0)
+        piece.column("body").to_pylist()
+        for *_, piece in by_queue(rows, TOPIC, topic="t", first_row=0)
     ]
     assert [len(piece) for piece in pieces] == [2, 1, 1, 2, 1]
     assert [value for piece in pieces for value in piece] == values

@@ -75,6 +75,7 @@ APPENDS: dict[str, Callable[[MessageStore], object]] = {
     "topic": lambda store: store.create_topic("u", 1, [0]),
     "offsets": lambda store: store.commit_offsets("g", "t", {0: 1}),
     "producer": lambda store: store.inner_put.init_producer(7),
+    "fence": lambda store: store.inner_put.fence_producer(7, 1),
     "state record": lambda store: store.inner_put.put_state_record("TOPIC", b"{}"),
 }
 
