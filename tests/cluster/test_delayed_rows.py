@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.actors.api.shard_api import put_request
 from raymq.cluster.messages.delivery_times import encode_times
 from raymq.cluster.messages.write_columns import SinkTopic, by_queue
 from raymq.cluster.produce.message_encoder import timer_properties
@@ -22,15 +22,10 @@ from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
-from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
-from raymq.store.delay.delay_hook import CLOCKS_DIFFER_MS
-from raymq.store.engine.message_store import MessageStore
+from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.records.properties import decode, encode
 from raymq.store.records.record import PUT_SCHEMA
-from raymq.store.records.requests import PutRequest
-from raymq.store.services.staged_rows import target_properties
-from tests.support.clock import ManualClock
-from tests.support.confirming import confirm
+from raymq.store.records.small_batch import SmallBatch
 from tests.support.served_shard import PATIENT, ServedShard
 
 UTC = timezone.utc
@@ -231,29 +226,12 @@ def test_the_timers_of_a_shard_have_one_queue(shard: ServedShard) -> None:
     assert refused.value.field == "queue_id"
 
 
-def test_what_a_leader_stages_another_one_publishes_whose_clock_is_behind(tmp_path: Path) -> None:
-    clock = ManualClock(NOW_MS)
-    with closing(MessageStore.open(tmp_path, config=PATIENT, clock=clock)) as store:
-        confirm(store)
-        store.create_topic("t", 1, [0])
-        limit_ms = PATIENT.timer_max_delay_s * 1000
-
-        def request(target: str, ahead_ms: int) -> PutRequest:
-            """A row for so many ms after the limit, as the staged topic or the timer topic has it."""
-            out = {"TIMER_OUT_MS": str(NOW_MS + limit_ms + ahead_ms - 1000)}
-            text = encode(out | {"REAL_TOPIC": "t", "REAL_QID": "0"})
-            if target == STAGED_TOPIC:
-                text = target_properties(TIMER_TOPIC, 0) + text
-            columns = [[b"x"], pa.array([None], pa.string()), [text], [0]]
-            arrays = [pa.array(each) for each in columns]
-            rows = pa.record_batch(arrays, schema=PUT_SCHEMA)
-            return PutRequest(target, 0, rows, 7, 0, 0, "quorum")
-
-        with pytest.raises(Rejected, match="timers reach"):
-            store.put(request(STAGED_TOPIC, CLOCKS_DIFFER_MS // 2 + 1))
-        store.put(request(STAGED_TOPIC, CLOCKS_DIFFER_MS // 2))
-        clock.jump_wall(-CLOCKS_DIFFER_MS // 2)
-        store.put(request(TIMER_TOPIC, CLOCKS_DIFFER_MS // 2))
+@pytest.mark.parametrize("is_small", [False, True])
+def test_no_message_of_the_network_can_say_that_its_rows_were_staged(is_small: bool) -> None:
+    row = raw_row({"TIMER_OUT_MS": "0", "REAL_TOPIC": "raw", "REAL_QID": "0"})
+    rows = SmallBatch(*(each.to_pylist() for each in row.columns)) if is_small else row
+    place = {"topic": TIMER_TOPIC, "queue": 0, "pid": 7, "epoch": 0, "seq": 0, "acks": "quorum"}
+    assert not put_request(place | {"was_staged": True}, rows).was_staged
 
 
 # --- the times -------------------------------------------------------------------------------------
