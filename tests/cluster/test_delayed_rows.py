@@ -123,6 +123,20 @@ def test_rows_without_a_key_are_the_same_rows_in_another_queue(
     assert len(poll(shard, topic, 2)) == 2
 
 
+def test_the_order_of_the_pairs_in_a_map_does_not_make_other_rows(
+    shard: ServedShard, topic: str
+) -> None:
+    pairs = [("a", "1"), ("b", "2")]
+    kind = pa.map_(pa.string(), pa.string())
+    one, other = (
+        frame(["x"], [LONG_PAST], properties=pa.array([each], kind))
+        for each in (pairs, pairs[::-1])
+    )
+    assert not commit(shard, topic, stage(shard, topic, one))
+    assert commit(shard, topic, stage(shard, topic, other))
+    assert len(poll(shard, topic, 1)) == 1
+
+
 class EndingRoutes:
     """Routes whose process ends after the n-th answer."""
 
