@@ -15,7 +15,6 @@ from raymq.cluster.bench.dataset_load import (
     QueueOffsets,
     RowCount,
 )
-from raymq.store.base.errors import Rejected
 
 from .cluster_options import options
 from .session import local_session
@@ -28,12 +27,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def engine(cluster: Cluster, plan: DatasetPlan) -> Iterator[DatasetEngine]:
-    """The engine, with a Spark of this process that has a core for each task. Raises: Rejected."""
+    """The engine, with a Spark of this process that has a core for each task."""
     import pyspark
 
     is_spark_4 = not pyspark.__version__.startswith("3.")
-    if is_spark_4 and plan.delivery != "staged":
-        raise Rejected("writes of Spark 4 are staged", field="delivery", limit="staged")
     spark = local_session(
         "raymq-bench",
         master=f"local[{plan.tasks}]",
@@ -101,7 +98,8 @@ class Spark4Engine(SparkEngine):
         """Write by format("raymq")."""
         writer = self._rows(plan).write.format("raymq").mode("append")
         writer = writer.options(**options(self.cluster))
-        writer.option("topic", plan.topic).option("writeId", write_id).save()
+        writer = writer.option("topic", plan.topic).option("writeId", write_id)
+        writer.option("delivery", plan.delivery).save()
 
     def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> Any:
         found = self.spark.read.format("raymq").schema("value binary")

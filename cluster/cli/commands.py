@@ -144,14 +144,22 @@ def _topic_facts(facts: dict[str, Any]) -> Iterator[str]:
     if facts.get("compacted"):
         yield "  compacted"
     if "schema" in facts:
-        from raymq.cluster.messages.column_text import column_text
-        from raymq.cluster.messages.topic_schema import from_json
-
-        yield from (
-            f"  column {column_text(each)}" for each in from_json(json.dumps(facts["schema"]))
-        )
+        yield from _schema_lines(json.dumps(facts["schema"]))
     if facts.get("allow_null_values"):
         yield "  null values are allowed"
+
+
+def _schema_lines(schema: str) -> Iterator[str]:
+    """A line for each column; the JSON itself for a schema of a later version."""
+    from raymq.cluster.messages.column_text import column_text
+    from raymq.cluster.messages.topic_schema import from_json
+
+    try:
+        columns = from_json(schema)
+    except Rejected:
+        yield f"  schema of a later version: {schema}"
+        return
+    yield from (f"  column {column_text(each)}" for each in columns)
 
 
 def doctor(options: argparse.Namespace, console: Console) -> int:

@@ -8,25 +8,24 @@ import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
-from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import DELIVER_MS, out_time_ms
 from raymq.store.delay.timer_rule import OUT_MS
 
-#: default limits; the shard checks again with its own options
-_LIMIT_MS = StoreConfig().timer_max_delay_s * 1000
 #: unit of a timestamp -> so many of it are a millisecond
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
-#: seconds beyond these are refused, and their milliseconds fit an int64
-_SECONDS_MAX = 1 << 40
+#: no timer reaches so far: later times become this one, which the shard can read and refuses
+_MS_MAX = 1000 << 40
 
 
-def encode_times(times: pa.Array, now_ms: int) -> pa.Array:
+def encode_times(times: pa.Array) -> pa.Array:
     """The encoded properties of the delivery times; null for null.
 
     A time that is over has them, too: its message waits for less than a second. So a repeated write makes the same
     rows, whenever it runs.
 
-    Raises: Rejected, with field and row: no timestamp with a time zone, a time before 1970 or beyond timers.
+    The shard refuses a time that is further away than its timers reach.
+
+    Raises: Rejected, with field and row: no timestamp with a time zone, or a time before 1970.
     """
     if not is_time(times.type):
         raise Rejected(
@@ -35,12 +34,15 @@ def encode_times(times: pa.Array, now_ms: int) -> pa.Array:
             limit="timestamp with a time zone",
             found=str(times.type),
         )
-    deliver_ms = _milliseconds(times)
-    is_valid = times.is_valid().to_numpy(zero_copy_only=False)
-    is_wrong = is_valid & ((deliver_ms < 0) | (deliver_ms - now_ms > _LIMIT_MS))
-    if is_wrong.any():
-        _refuse(int(np.argmax(is_wrong)), deliver_ms, now_ms)
+    values: Int64s = times.cast(pa.int64()).fill_null(0).to_numpy()
+    if (values < 0).any():
+        row = int(np.argmax(values < 0))
+        message = (
+            f"row {row}: deliver_at is before 1970; use null for a row that readers get at once"
+        )
+        raise Rejected(message, field="deliver_at", limit="1970 or later", row=row)
 
+    deliver_ms = _milliseconds(values, times.type.unit)
     # What is before the first second of 1970 is due at its end.
     out_ms = np.maximum(out_time_ms(deliver_ms), 0)
     found = pc.binary_join_element_wise(
@@ -59,30 +61,12 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) and kind.tz)
 
 
-def _milliseconds(times: pa.Array) -> Int64s:
-    """The first full ms at or after each time; 0 for null."""
-    values: Int64s = times.cast(pa.int64()).fill_null(0).to_numpy()
-    if times.type.unit == "s":
-        return np.clip(values, -_SECONDS_MAX, _SECONDS_MAX) * 1000
-    per_ms = _PER_MS[times.type.unit]
-    return values // per_ms + (values % per_ms > 0)
-
-
-def _refuse(row: int, deliver_ms: Int64s, now_ms: int) -> None:
-    found = int(deliver_ms[row])
-    if found < 0:
-        message = (
-            f"row {row}: deliver_at is before 1970; use null for a row that readers get at once"
-        )
-        raise Rejected(message, field="deliver_at", limit="1970 or later", row=row)
-    raise Rejected(
-        f"row {row}: deliver_at is in {found - now_ms} ms; timers reach {_LIMIT_MS} ms (timer_max_delay_s); choose an "
-        "earlier time",
-        field="deliver_at",
-        limit=now_ms + _LIMIT_MS,
-        found=found,
-        row=row,
-    )
+def _milliseconds(values: Int64s, unit: str) -> Int64s:
+    """The first full ms at or after each time."""
+    if unit == "s":
+        return np.minimum(values, _MS_MAX // 1000) * 1000
+    per_ms = _PER_MS[unit]
+    return np.minimum(values // per_ms + (values % per_ms > 0), _MS_MAX)
 
 
 def _as_text(values: Int64s) -> pa.Array:

@@ -27,6 +27,7 @@ def encode_rows(columns: Mapping[str, pa.Array]) -> pa.Array:
 
     Args: `columns`: name -> maps of names and values, or lists of structs `key` and `value`, text or binary. Of two
     pairs of one name in a row the later value counts, in the place of the first. Columns come one after the other.
+    The pairs of a map have no order of their own, and come by name. So the same row gives the same bytes.
     Raises: Rejected, with field and row: a name of the system, a name or value that is null, empty, not UTF-8 or has
     a separator.
     """
@@ -67,7 +68,24 @@ class _Pairs(NamedTuple):
         edges = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         pairs = pc.list_flatten(lists)
         names, values = (pc.struct_field(pairs, number).fill_null(b"") for number in (0, 1))
-        return cls(field, edges, names, values)
+        found = cls(field, edges, names, values)
+        return found.by_name() if pa.types.is_map(column.type) else found
+
+    def by_name(self) -> _Pairs:
+        """The same pairs, those of each row in the order of their names."""
+        if np.diff(self.edges).max(initial=0) < 2:
+            return self
+
+        coded = self.names.dictionary_encode()
+        ranks = np.empty(len(coded.dictionary), dtype=np.int64)
+        ranks[pc.array_sort_indices(coded.dictionary).to_numpy()] = np.arange(len(ranks))
+        places = self.rows() * len(ranks) + ranks[coded.indices.to_numpy()]
+        if (places[1:] >= places[:-1]).all():
+            return self
+
+        # A name may occur twice: the later value stays the later one.
+        order = pa.array(np.argsort(places, kind="stable"))
+        return self._replace(names=self.names.take(order), values=self.values.take(order))
 
     def rows(self) -> Int64s:
         """The row of each pair."""

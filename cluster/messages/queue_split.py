@@ -65,7 +65,7 @@ def split(
         bodies = values.encode(batch, numbers)
     bodies, null_properties = values.stored(bodies, numbers)
     tags = pc.cast(batch.column("tag"), pa.string())
-    partition_column = pc.cast(batch.column("partition"), pa.int32())
+    partition_column = batch.column("partition")
 
     places = np.arange(count) if numbers is None else numbers
     queue_of_row = ((first_row + places) // TURN_ROWS % queues).astype(np.int32)
@@ -76,6 +76,8 @@ def split(
         )
 
     if partition_column.null_count < count:
+        if not pa.types.is_integer(partition_column.type):
+            partition_column = pc.cast(partition_column, pa.int32())
         partitions = partition_column.fill_null(0).to_numpy()
         has_partition = partition_column.is_valid().to_numpy(zero_copy_only=False)
         is_outside = has_partition & ((partitions < 0) | (partitions >= queues))
@@ -84,7 +86,7 @@ def split(
             row = place if numbers is None else int(numbers[place])
             message = f"row {row}: partition {int(partitions[place])} is outside 0 to {queues - 1}"
             raise Rejected(message, field="partition", limit=queues - 1, row=row)
-        queue_of_row = np.where(has_partition, partitions, queue_of_row)
+        queue_of_row = np.where(has_partition, partitions.astype(np.int32), queue_of_row)
 
     text = key_properties(keys)
     for more in (properties, null_properties):

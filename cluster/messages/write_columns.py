@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
-from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, encode
@@ -22,7 +21,7 @@ from .property_rows import encode_rows, joined_properties
 from .queue_split import split
 from .topic_values import TopicValues
 
-#: the columns that `split` takes, besides those of the value
+#: the columns that `split` takes, besides those of the value, with the type of one that is absent
 _SPLIT = {"key": pa.binary(), "value": pa.binary(), "tag": pa.string(), "partition": pa.int32()}
 #: the columns that become properties, besides `deliver_at`
 _PROPERTIES = ("properties", "headers")
@@ -139,12 +138,12 @@ class _Rows(NamedTuple):
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         batch, names = self.columns, self.columns.schema.names
         columns = {
-            name: batch.column(name).cast(kind) if name in names else pa.nulls(len(batch), kind)
+            name: batch.column(name) if name in names else pa.nulls(len(batch), kind)
             for name, kind in _SPLIT.items()
         }
         schema = target.values.schema
         if schema is not None:
-            # `split` checks and encodes them.
+            # `split` checks and encodes them, as it casts the others.
             columns |= {name: batch.column(name) for name in schema.names if name in names}
         plain = pa.record_batch(list(columns.values()), names=list(columns))
         return split(
@@ -172,7 +171,7 @@ def _later(batch: pa.RecordBatch) -> pa.Array | None:
     times = batch.column("deliver_at")
     if times.null_count == len(times):
         return None
-    return encode_times(times, Clock().now_ms())
+    return encode_times(times)
 
 
 def _all_properties(batch: pa.RecordBatch) -> pa.Array | None:

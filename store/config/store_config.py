@@ -97,7 +97,7 @@ class StoreConfig:
     compaction_interval_ms: int = 15 * 60 * 1000
     #: the delays of levels 1, 2, ... in s, m, h or d (messageDelayLevel)
     message_delay_level: str = DEFAULT_LEVELS
-    #: False refuses messages that name a delivery time (timerWheelEnable)
+    #: False refuses messages that name a delivery time; those that wait are delivered (timerWheelEnable)
     timer_wheel_enabled: bool = True
     #: the longest time from a put to its delivery (timerMaxDelaySec)
     timer_max_delay_s: int = 3 * 86_400

@@ -41,7 +41,7 @@ from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 _Ms = TypeVar("_Ms", int, Int64s)
 
-#: so far the clocks of producer and shard, or of two leaders of a shard, may differ
+#: so far the clocks of producer and shard may differ
 CLOCKS_DIFFER_MS = 60_000
 #: most bytes of a record of the timer topic besides its body, its tag and the properties that were sent
 _RECORD_BYTES = (
@@ -144,27 +144,28 @@ class DelayHook(PutHook):
     def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
         """Refuse columns for the timer topic with any row that could not be delivered.
 
+        Rows that were staged are taken at any time, also for a full second or with timers switched off: their write is
+        decided.
+
         Raises: Rejected naming the field, Unavailable if too many messages wait for the second of a row; both with
         RocketMQ's status. Nothing was stored then.
         """
-        self._check(request, topics, CLOCKS_DIFFER_MS)
+        self._check(request, topics)
 
     def check_staged(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
-        """Refuse columns that a later put to the timer topic could not take, also one by another leader of the shard.
+        """Refuse columns that the timer topic could not take after a decision.
 
         Raises: as `check_batch`, and Rejected for a row that is too large.
         """
-        batch = self._check(request, topics, CLOCKS_DIFFER_MS // 2)
+        batch = self._check(request, topics)
         body, tag, properties, _ = batch.columns
         sizes = value_lengths(body) + value_lengths(tag) + value_lengths(properties) + _RECORD_BYTES
         row = int(sizes.argmax())
         check_record_size(self._config, row, int(sizes[row]), limit=self.record_bytes_max)
 
-    def _check(
-        self, request: PutRequest, topics: Mapping[str, TopicInfo], tolerance_ms: int
-    ) -> pa.RecordBatch:
+    def _check(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> pa.RecordBatch:
         """The checks of both. Returns: the columns."""
-        if not self._config.timer_wheel_enabled:
+        if not (self._config.timer_wheel_enabled or request.was_staged):
             raise error_of(
                 PutStatus.WHEEL_TIMER_NOT_ENABLE,
                 "timers are switched off in this cluster (timer_wheel_enabled); send without a delivery time",
@@ -191,11 +192,8 @@ class DelayHook(PutHook):
                 limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
             )
 
-        out_ms = out.cast(pa.string()).cast(pa.int64()).to_numpy()
-        now_ms = self._clock.now_ms()
-        check_deliver_at(int(np.max(out_ms)) + PRECISION_MS, now_ms + tolerance_ms, self._config)
-        for time_ms in np.unique(out_ms - out_ms % PRECISION_MS).tolist():
-            check_congestion(time_ms, self.waiting, self._config)
+        if not request.was_staged:
+            self._check_times(out.cast(pa.string()).cast(pa.int64()).to_numpy())
 
         for raw in pc.unique(topic).to_pylist():
             rows = pc.equal(topic, raw)
@@ -205,6 +203,13 @@ class DelayHook(PutHook):
             if topics[name].compacted:
                 check_keys(name, batch, rows)
         return batch
+
+    def _check_times(self, out_ms: Int64s) -> None:
+        """Refuse seconds that are too far away, or for which too many messages wait."""
+        now_ms = self._clock.now_ms() + CLOCKS_DIFFER_MS
+        check_deliver_at(int(np.max(out_ms)) + PRECISION_MS, now_ms, self._config)
+        for time_ms in np.unique(out_ms - out_ms % PRECISION_MS).tolist():
+            check_congestion(time_ms, self.waiting, self._config)
 
 
 def _extracted(properties: pa.Array, pattern: str) -> pa.Array:

@@ -24,6 +24,9 @@ class PutRequest(NamedTuple):
     #: sequence of the batch's first row, per producer and queue
     first_sequence: int
     acks: Acks
+    #: the shard has checked the rows before, when they were staged. Only `staged_rows.publish` says so: no message of
+    #: the network has this field
+    was_staged: bool = False
 
 
 class AppendedRows(NamedTuple):

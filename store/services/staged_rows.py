@@ -89,7 +89,8 @@ class StagedGuard:
     def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
         """Refuse columns with a row that could not be published. Raises: Rejected, Unavailable; nothing is stored then.
 
-        A publication that is refused in the middle could never be completed.
+        A publication that is refused in the middle could never be completed. So it is not checked against what may have
+        changed since: the clock, the switch of the timers, and how many rows wait for a second.
         """
         batch = request.batch
         if isinstance(batch, SmallBatch):
@@ -155,7 +156,9 @@ def publish(
                 "a change of the leader took published rows back; publish again",
                 field="ranges",
             )
-        request = PutRequest(topic, queue_id, batch, producer_id, 0, first, "quorum")
+        request = PutRequest(
+            topic, queue_id, batch, producer_id, 0, first, "quorum", was_staged=True
+        )
         appended = store.put(request)
         rows = first + batch.num_rows
         if rows < total and is_over():

@@ -87,6 +87,8 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.state = "RUNNING"
+        #: of topic t
+        self.more_facts: dict[str, Any] = {}
         self.fake_producer = FakeProducer()
         self.messages = [received(q, o, f"{q}-{o}".encode()) for o in range(3) for q in range(2)]
         self.ranges = {0: (0, 3), 1: (0, 3)}
@@ -138,6 +140,7 @@ class FakeCluster:
             "topic": name,
             "queues": queues,
             "messages": sum(high - low for low, high in self.ranges.values()),
+            **self.more_facts,
         }
 
     def producer(self) -> FakeProducer:
@@ -558,6 +561,19 @@ def test_topics_are_listed_and_described(terminal: Terminal) -> None:
     assert terminal.run("topic", "describe", "t", "--json") == 0
     assert terminal.json()["messages"] == 6
     assert terminal.run("topic", "describe", "nope") == 2
+
+
+def test_a_topic_with_a_schema_is_described_also_with_one_of_a_later_version(
+    terminal: Terminal,
+) -> None:
+    column = {"name": "id", "type": "int64", "nullable": False}
+    terminal.cluster.more_facts = {"schema": [column]}
+    assert terminal.run("topic", "describe", "t") == 0
+    assert terminal.lines()[1] == b"  column id:bigint not null"
+    terminal.cluster.more_facts = {"schema": [column | {"type": "int1024"}]}
+    assert terminal.run("topic", "describe", "t") == 0
+    shown = b'  schema of a later version: [{"name": "id", "type": "int1024", "nullable": false}]'
+    assert terminal.lines()[1] == shown
 
 
 def test_creating_a_topic_twice_is_not_a_fault_and_says_so(terminal: Terminal) -> None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.column_text import column_of, column_text
-from raymq.cluster.messages.topic_schema import SPARK_TYPES, to_json
+from raymq.cluster.messages.topic_schema import DEPTH_MAX, SPARK_TYPES, to_json
 from raymq.store.base.errors import Rejected
 
 
@@ -76,3 +76,15 @@ def test_another_text_is_refused_saying_what_there_is(text: str, field: str) -> 
     with pytest.raises(Rejected, match="give") as caught:
         column_of(text)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("kind", ["array<", "map<string,", "struct<a:"])
+def test_a_type_is_nested_as_deep_as_a_schema_allows_and_no_deeper(kind: str) -> None:
+    def nested(times: int) -> str:
+        return "c:" + kind * times + "int" + ">" * times
+
+    assert to_json(pa.schema([column_of(nested(DEPTH_MAX - 1))]))
+    for times in (DEPTH_MAX, 5_000):
+        with pytest.raises(Rejected, match=f"nested more than {DEPTH_MAX} times") as caught:
+            column_of(nested(times))
+        assert caught.value.limit == DEPTH_MAX

@@ -36,11 +36,12 @@ def as_headers(rows: Sequence[Pairs]) -> pa.Array:
     return pa.array(values, HEADERS)
 
 
-def expected(row: int, *columns: Pairs) -> bytes | None:
+def expected(row: int, properties: Pairs, headers: Pairs) -> bytes | None:
     """What a dict makes of the pairs of a row. Raises: Rejected, UnicodeDecodeError."""
     found: dict[str, str] = {}
-    for column in columns:
-        for name, value in column or ():
+    by_name = sorted(properties or (), key=lambda pair: pair[0] or b"")
+    for pairs in (by_name, headers or ()):
+        for name, value in pairs:
             text = (name or b"").decode()
             if text in SYSTEM_PROPERTIES:
                 raise Rejected("system")
@@ -79,6 +80,24 @@ def test_columns_give_what_a_dict_of_each_row_gives(
             assert refused.value.field in columns
             return
     assert encode_rows(columns).to_pylist() == wanted
+
+
+def test_pairs_of_a_map_come_by_name_and_headers_in_their_order() -> None:
+    rows: list[Pairs] = [
+        [(b"b", b"2"), (b"a", b"1"), (b"ab", b"3")],
+        None,
+        [(b"b", b"1"), (b"a", b"4"), (b"b", b"2")],
+        [(b"z", b"5")],
+    ]
+    assert encode_rows({"properties": as_maps(rows)}).to_pylist() == [
+        b"a\x011\x02ab\x013\x02b\x012\x02",
+        None,
+        b"a\x014\x02b\x012\x02",
+        b"z\x015\x02",
+    ]
+    assert encode_rows({"headers": as_headers(rows)}).to_pylist()[0] == (
+        b"b\x012\x02a\x011\x02ab\x013\x02"
+    )
 
 
 def test_a_header_replaces_a_property_in_its_place() -> None:

@@ -73,6 +73,11 @@ def test_the_row_of_an_error_counts_the_rows_of_all_topics() -> None:
     [
         ({"value": [b"v", b"v", None, None]}, "row 3: value is null"),
         ({"partition": pa.array([0, 7, 0, 1], pa.int32())}, "row 3: partition 1 is outside 0 to 0"),
+        ({"partition": [0, 7, None, 1 << 40]}, "row 3: partition 1099511627776 is outside 0 to 0"),
+        (
+            {"partition": pa.array([0, 7, None, (1 << 64) - 1], pa.uint64())},
+            "row 3: partition 18446744073709551615 is outside 0 to 0",
+        ),
         (
             {"value": [b"v", b"v", b"v", None], "deliver_at": pa.array([0, 0, None, 0], TIMES)},
             "row 3: value is null",

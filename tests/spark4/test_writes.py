@@ -14,6 +14,7 @@ import pytest
 import raymq.spark
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
 from raymq.spark.load_test import Spark4Engine
+from raymq.store.base.format import STAGED_TOPIC
 from tests.support.served_shard import ServedShard
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
@@ -250,10 +251,20 @@ def test_a_stream_takes_no_name_of_a_write(
         writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
 
 
-def test_a_load_test_finds_each_row_once(spark: Any, shard: ServedShard) -> None:
-    plan = DatasetPlan(mode="spark", topic="load", messages=500, size=100, tasks=2)
+@pytest.mark.parametrize(("delivery", "staged_rows"), [("staged", 500), ("direct", 0)])
+def test_a_load_test_finds_each_row_once(
+    spark: Any, shard: ServedShard, delivery: Any, staged_rows: int
+) -> None:
+    def staged() -> int:
+        return int(shard.host.store.state.next_offsets.get((STAGED_TOPIC, 0), 0))
+
+    before, topic = staged(), f"load-{delivery}"
+    plan = DatasetPlan(
+        mode="spark", topic=topic, messages=500, size=100, tasks=2, delivery=delivery
+    )
     assert run(shard.cluster, plan, Spark4Engine(spark, shard.cluster), lambda _: None).sound
-    assert shard.cluster.describe_topic("load")["messages"] == 500
+    assert shard.cluster.describe_topic(topic)["messages"] == 500
+    assert staged() - before == staged_rows
 
 
 def test_the_example_of_the_options_runs(spark: Any, shard: ServedShard) -> None:
