@@ -141,7 +141,7 @@ class StoreConfig:
     #: (producer, topic, queue) entries, and producers, of which sequences and epochs are remembered: about 120 bytes of
     #: memory each. A new one above it is refused. Small commit log files allow fewer (`producer_entries_limit`)
     producer_entries_max: int = 1_000_000
-    #: at that limit, entries that were not written for this long make room
+    #: at that limit, entries that were not written for this long make room; those of the staged topic after an hour
     producer_expiry_hours: float = 168
     #: written into every record as storeHost (IPv4 dotted, port)
     store_host: tuple[str, int] = ("127.0.0.1", 10911)

@@ -2,8 +2,9 @@
 
 An entry is a row of 76 bytes. An index finds it by producer and queue. An entry that is written becomes an object
 (`ProducerQueue`), which knows more runs than a row has room for. The object that was written least recently is stored
-in its row again, so no entry is lost. Entries are dropped only when the table is full, and only those that were not
-written for `expiry_ms`. If none is that old, new entries are refused.
+in its row again, so no entry is lost. Entries are dropped only when the table is full, and only those that have
+expired: that were not written for `expiry_ms`, or in the staged topic for an hour. If too few are that old, new entries
+are refused. A table that was read from the log may still have dropped entries: it recognises more than it must.
 
 Callers: one thread writes, with the put lock, and makes all calls that may drop entries or remember an epoch. Any
 thread may call `get`.
@@ -23,8 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.base.arrays import Structs
+from raymq.store.base.arrays import Int64s, Structs
 from raymq.store.base.errors import Rejected, require
+from raymq.store.base.format import STAGED_TOPIC
 
 #: (producer id, topic, queue id)
 EntryKey = tuple[int, str, int]
@@ -38,12 +40,18 @@ RUNS_RECENT = 6
 #: runs that are dropped together if there are too many
 RUNS_DROPPED = 5
 UNKNOWN_OFFSET = -1
+#: entries of the staged topic expire after this time. Each is of one attempt of a task, whose batches are resent for
+#: `delivery_timeout_ms` (two minutes) at most
+STAGED_EXPIRY_MS = 3_600_000
+#: puts wait while a full table drops entries. So it waits until one entry in so many has expired, an hour at most
+DROPPED_SHARE = 64
 
 #: rows of one piece of memory
 _CHUNK_BITS = 14
 _CHUNK_ROWS = 1 << _CHUNK_BITS
 _SLOTS_MIN = 1 << 10
 _MASK = (1 << 64) - 1
+_NEVER_MS = (1 << 63) - 1
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 # Snapshots on disk hold the names of these fields. "producer" is a producer id, "queue" an index of `queues`.
@@ -292,6 +300,34 @@ def _hashes(
     return hashed
 
 
+def _expiries(entries: Structs, lifetimes_ms: Int64s) -> Int64s:
+    """When each entry expires. Args: `lifetimes_ms`: of the entries of each queue."""
+    expiries: Int64s = entries["time_ms"] + lifetimes_ms[entries["queue"]]
+    return expiries
+
+
+def _chosen(
+    parts: Iterable[Structs], is_chosen: Iterable[npt.NDArray[np.bool_]]
+) -> Iterator[Structs]:
+    for rows, chosen in zip(parts, is_chosen, strict=True):
+        yield rows[chosen]
+
+
+def _ascending(parts: Iterable[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:
+    return np.sort(np.concatenate([np.empty(0, dtype=np.uint64), *parts]))
+
+
+def _is_in(
+    values: npt.NDArray[np.uint64], ascending: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.bool_]:
+    """Whether each value is one of `ascending`. `np.isin` would sort these again for each part of a table."""
+    if not len(ascending):
+        return np.zeros(len(values), dtype=np.bool_)
+    places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    found: npt.NDArray[np.bool_] = ascending[places] == values
+    return found
+
+
 class ProducerTable:
     """Entries by (producer id, topic, queue id), and the epochs of producers. Callers: as the module says."""
 
@@ -319,8 +355,8 @@ class ProducerTable:
         #: the queues that have entries
         self.queues: list[tuple[str, int]] = []
         self._queue_numbers: dict[tuple[str, int], int] = {}
-        #: no entry and no epoch was written before this
-        self._oldest_ms = 0
+        #: before this store time too few entries have expired to look for them
+        self._next_drop_ms = 0
 
     # --- entries ----------------------------------------------------------------------------------
 
@@ -429,7 +465,7 @@ class ProducerTable:
     def check_room(self, producer_id: int, now_ms: int) -> None:
         """Check that the table has room for a new entry of a producer. In a full table expired entries are dropped.
 
-        Args: `now_ms`: the store time. Raises: Rejected if no entry is old enough.
+        Args: `now_ms`: the store time. Raises: Rejected if too few entries are old enough.
         """
         if self._is_full(producer_id):
             self.drop_expired(now_ms)
@@ -437,8 +473,9 @@ class ProducerTable:
                 raise Rejected(
                     f"the shard remembers the sequences of {self._rows.count} (producer, topic, queue) entries and "
                     f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
-                    f"({self.limit_option}), and none was unused for {self.expiry_ms / 3_600_000:g} hours "
-                    "(producer_expiry_hours). Use fewer producers or queues, or a store with a higher limit",
+                    f"({self.limit_option}), and too few were unused for {self.expiry_ms / 3_600_000:g} hours "
+                    "(producer_expiry_hours). Use fewer producers or queues, a longer trigger interval of streams, or "
+                    "a store with a higher limit",
                     field="producer",
                     limit=self.entries_max,
                 )
@@ -449,27 +486,38 @@ class ProducerTable:
         return self._rows.count >= most or epochs_full
 
     def drop_expired(self, now_ms: int) -> int:
-        """Forget the entries that were not written for `expiry_ms`, and producers without any. Returns: how many."""
-        since_ms = now_ms - self.expiry_ms
-        if self._oldest_ms > since_ms:
+        """Forget the expired entries, and expired producers without any. Returns: how many entries.
+
+        Producers whose last entries were of the staged topic are forgotten with them.
+        """
+        if now_ms < self._next_drop_ms:
             return 0
 
         self._write_recent()
+        lifetimes_ms = self._lifetimes_ms()
+        is_kept = [_expiries(rows, lifetimes_ms) > now_ms for rows in self._rows.parts()]
         # Readers use the old rows until the new ones are complete.
-        kept = _Rows(ENTRY_DTYPE, (rows[rows["time_ms"] > since_ms] for rows in self._rows.parts()))
-        used = [rows["producer"] for rows in kept.parts()]
-        alive = np.unique(np.concatenate(used)) if used else np.empty(0, dtype=np.uint64)
-        epochs = _Rows(
-            EPOCH_DTYPE,
-            (
-                rows[(rows["time_ms"] > since_ms) | np.isin(rows["producer"], alive)]
-                for rows in self._epoch_rows.parts()
-            ),
-        )
+        kept = _Rows(ENTRY_DTYPE, _chosen(self._rows.parts(), is_kept))
+        alive = _ascending(rows["producer"] for rows in kept.parts())
+        is_alive = [_is_in(rows["producer"], alive) for rows in self._epoch_rows.parts()]
 
-        parts = [*kept.parts(), *epochs.parts()]
-        times = [int(part["time_ms"].min()) for part in parts]
-        self._oldest_ms = min(times, default=now_ms)
+        is_staged = np.array([topic == STAGED_TOPIC for topic, _ in self.queues], dtype=np.bool_)
+        ended = _ascending(
+            rows["producer"][~chosen & is_staged[rows["queue"]]]
+            for rows, chosen in zip(self._rows.parts(), is_kept, strict=True)
+        )
+        is_kept = [
+            with_entry
+            | (rows["time_ms"] + self.expiry_ms > now_ms) & ~_is_in(rows["producer"], ended)
+            for rows, with_entry in zip(self._epoch_rows.parts(), is_alive, strict=True)
+        ]
+        epochs = _Rows(EPOCH_DTYPE, _chosen(self._epoch_rows.parts(), is_kept))
+        idle_expiries = [
+            rows["time_ms"][chosen & ~with_entry] + self.expiry_ms
+            for rows, chosen, with_entry in zip(
+                self._epoch_rows.parts(), is_kept, is_alive, strict=True
+            )
+        ]
 
         dropped = self._rows.count - kept.count
         if dropped:
@@ -479,7 +527,28 @@ class ProducerTable:
             self._epoch_rows = epochs
             self.recent_epochs = {}
 
+        self._next_drop_ms = min(
+            now_ms + min(STAGED_EXPIRY_MS, self.expiry_ms),
+            self._worth_dropping_ms(_expiries(rows, lifetimes_ms) for rows in kept.parts()),
+            self._worth_dropping_ms(idle_expiries),
+        )
         return dropped
+
+    def _lifetimes_ms(self) -> Int64s:
+        """How long an entry of each queue is kept after its last write."""
+        staged_ms = min(STAGED_EXPIRY_MS, self.expiry_ms)
+        lifetimes_ms = [
+            staged_ms if topic == STAGED_TOPIC else self.expiry_ms for topic, _ in self.queues
+        ]
+        return np.array(lifetimes_ms, dtype=np.int64)
+
+    def _worth_dropping_ms(self, expiries: Iterable[Int64s]) -> int:
+        """When so many rows have expired that dropping them is worth its time. Args: `expiries`: of all rows."""
+        all_expiries = np.concatenate([np.empty(0, dtype=np.int64), *expiries])
+        fewest = self.entries_max // DROPPED_SHARE
+        if len(all_expiries) <= fewest:
+            return _NEVER_MS
+        return int(np.partition(all_expiries, fewest)[fewest])
 
     def _write_recent(self) -> None:
         for entry in self.recent.values():
@@ -503,7 +572,7 @@ class ProducerTable:
         self.recent_epochs.clear()
         self._rows = _Rows(ENTRY_DTYPE, [*self._rows.parts(), *entries])
         self._epoch_rows = _Rows(EPOCH_DTYPE, [*self._epoch_rows.parts(), *epochs])
-        self._oldest_ms = 0
+        self._next_drop_ms = 0
 
     def queue_numbers(self, queues: list[tuple[str, int]]) -> npt.NDArray[np.uint32]:
         """The numbers that queues have here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +13,16 @@ import numpy as np
 import pytest
 
 from raymq.store.base.errors import Fenced, Rejected
+from raymq.store.base.format import DECISIONS_TOPIC, STAGED_TOPIC
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.recovery.snapshot_head import read_head
+from raymq.store.services.staged_rows import target_properties
 from raymq.store.state import producer_table
 from raymq.store.state.producer_table import ENTRY_DTYPE, EPOCH_DTYPE, ProducerTable
 from raymq.store.state.shard_state import SNAPSHOT, ShardState
-from tests.support.batches import request
+from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.producer_tables import entries_of, epochs_of, known
 
@@ -125,6 +128,100 @@ def test_at_the_limit_what_was_unused_for_long_makes_room():
     assert state.admit(10, 0, "t", 0, 0, 1).duplicates == 1
 
 
+def test_at_the_limit_attempts_of_staged_writes_make_room_after_an_hour():
+    state = ShardState(ProducerTable(entries_max=8, expiry_ms=168 * HOUR_MS))
+    for attempt in range(4):
+        stored(state, attempt, 0, 0, now=attempt, topic=STAGED_TOPIC)
+    stored(state, 10, 0, 0, now=5, topic=DECISIONS_TOPIC)
+    stored(state, 11, 0, 0, now=5)
+    # One producer in two topics, and one that has sent again.
+    stored(state, 2, 0, 0, now=5)
+    stored(state, 3, 0, 1, now=HOUR_MS - 1, topic=STAGED_TOPIC)
+    stored(state, 12, 0, 0, now=HOUR_MS - 1)
+    with pytest.raises(Rejected):
+        state.admit(13, 0, "t", 0, 0, 1)
+
+    stored(state, 12, 0, 1, now=HOUR_MS + 2)
+    assert state.admit(13, 0, "t", 0, 0, 1).duplicates == 0
+
+    assert entries_of(state.producers).keys() == {
+        (2, "t", 0),
+        (3, STAGED_TOPIC, 0),
+        (10, DECISIONS_TOPIC, 0),
+        (11, "t", 0),
+        (12, "t", 0),
+    }
+    assert epochs_of(state.producers).keys() == {2, 3, 10, 11, 12}
+
+
+def test_a_stream_of_staged_writes_is_recognised_for_days_beside_its_many_attempts():
+    """A batch in ten minutes of 8 tasks and 4 queues, for four days: a sixth of all entries fit the table."""
+    state = ShardState(ProducerTable(entries_max=3000, expiry_ms=168 * HOUR_MS))
+    batches = 4 * 24 * 6
+    for number in range(batches):
+        now = number * HOUR_MS // 6
+        for task in range(8):
+            assert state.admit(number << 8 | task, 0, STAGED_TOPIC, 0, 0, 1).duplicates == 0
+            stored(state, number << 8 | task, 0, 0, now=now, topic=STAGED_TOPIC)
+        for queue in range(4):
+            assert state.admit(number << 8 | 8, 0, "t", queue, 0, 1).duplicates == 0
+            stored(state, number << 8 | 8, queue, 0, now=now)
+        assert state.admit(number << 8 | 9, 0, DECISIONS_TOPIC, 0, 0, 1).duplicates == 0
+        stored(state, number << 8 | 9, 0, 0, now=now, topic=DECISIONS_TOPIC)
+
+    assert 13 * batches > 2 * 3000 > 2 * 5 * batches
+    for each in (state, restored(state)):
+        for number in range(batches):
+            assert each.admit(number << 8 | 9, 0, DECISIONS_TOPIC, 0, 0, 1).duplicates == 1
+            assert each.admit(number << 8 | 8, 0, "t", number % 4, 0, 1).duplicates == 1
+
+
+def test_a_full_table_looks_for_expired_entries_when_there_are_some_or_after_an_hour():
+    minute_ms = HOUR_MS // 60
+    limit = 4 * producer_table.DROPPED_SHARE
+    state = ShardState(ProducerTable(entries_max=limit, expiry_ms=24 * HOUR_MS))
+    for producer_id in range(limit):
+        stored(state, producer_id, 0, 0, now=producer_id * minute_ms)
+
+    def admit_at(now: int) -> int:
+        """Admit a new producer. Returns: how many entries were dropped."""
+        before = len(state.producers)
+        state.store_time_ms = now
+        state.admit(1000 + now, 0, "t", 0, 0, 1)
+        return before - len(state.producers)
+
+    assert admit_at(24 * HOUR_MS) == 1
+    stored(state, 500, 0, 0, now=24 * HOUR_MS)
+    for minutes in range(1, 5):
+        with pytest.raises(Rejected, match="too few were unused for 24 hours"):
+            admit_at(24 * HOUR_MS + minutes * minute_ms)
+    assert admit_at(24 * HOUR_MS + 5 * minute_ms) == 5
+
+    # The others are used again, but for two.
+    for producer_id in range(8, limit):
+        stored(state, producer_id, 0, 1, now=state.store_time_ms)
+    for producer_id in range(501, 506):
+        stored(state, producer_id, 0, 0)
+    with pytest.raises(Rejected):
+        admit_at(24 * HOUR_MS + 8 * minute_ms)
+    assert admit_at(25 * HOUR_MS + 5 * minute_ms) == 2
+
+
+def test_a_full_table_of_a_million_drops_expired_entries_in_moments():
+    entries, epochs = columns(1_000_000)
+    entries["time_ms"] = epochs["time_ms"] = np.arange(len(entries))
+    table = ProducerTable(expiry_ms=HOUR_MS)
+    table.queue_numbers([("t", number) for number in range(64)])
+    table.load([entries], [epochs])
+    begin_s = time.thread_time()
+    table.check_room(1, HOUR_MS + 9)
+    took_s = time.thread_time() - begin_s
+    assert len(table) == sum(map(len, table.epoch_rows())) == 1_000_000 - 10
+    assert table.get((int(entries["producer"][9]), "t", 9)) is None
+    assert table.get((int(entries["producer"][10]), "t", 10)) is not None
+    assert took_s < 15, "puts wait meanwhile; np.isin of each part took 48 s"
+
+
 def test_what_a_log_holds_above_a_limit_that_was_lowered_is_remembered():
     state = ShardState()
     for producer_id in range(30):
@@ -168,6 +265,49 @@ def store_at_its_limit(tmp_path):
     for producer_id in (1, 2):
         store.put(request([b"x"], producer_id=producer_id, sequence=0))
     yield store
+    store.abandon()
+
+
+def test_a_store_that_was_killed_after_it_forgot_attempts_recognises_all_that_it_did_before(
+    tmp_path,
+):
+    clock = ManualClock()
+    config = StoreConfig(segment_size_bytes=64 * 1024, producer_entries_max=4)
+    staged_row = target_properties("t", 0)
+
+    def put(store: MessageStore, topic: str, producer_id: int) -> int:
+        rows = batch([b"x"], properties=staged_row if topic == STAGED_TOPIC else None)
+        return store.put(
+            request([b"x"], topic=topic, producer_id=producer_id)._replace(batch=rows)
+        ).duplicates
+
+    store = MessageStore.open(tmp_path, config=config, clock=clock)
+    store.create_topic("t", 1, [0])
+    for topic, producer_id in ((STAGED_TOPIC, 1), (STAGED_TOPIC, 2), ("t", 3), ("t", 4)):
+        assert put(store, topic, producer_id) == 0
+    clock.advance(2 * HOUR_MS)
+    # The clock of the state is the newest record's.
+    store.put(request([b"no producer"]))
+    assert put(store, "t", 5) == 0
+    forgot = entries_of(store.state.producers)
+    assert forgot.keys() == {(3, "t", 0), (4, "t", 0), (5, "t", 0)}
+    store.abandon()
+
+    # The log has no record of what was forgotten: recovery remembers it again, as a follower does.
+    store = MessageStore.open(tmp_path, config=config, clock=clock)
+    recovered = entries_of(store.state.producers)
+    assert forgot.items() <= recovered.items()
+    assert recovered.keys() - forgot.keys() == {(1, STAGED_TOPIC, 0), (2, STAGED_TOPIC, 0)}
+    assert put(store, "t", 6) == 0
+    assert [put(store, "t", producer_id) for producer_id in (3, 4, 5, 6)] == [1, 1, 1, 1]
+
+    # The next file begins with the state: every reader of it knows the same.
+    store.log.seal(0)
+    store.put(request([b"first of the file"]))
+    before = known(store.state.producers)
+    store.abandon()
+    store = MessageStore.open(tmp_path, config=config, clock=clock)
+    assert known(store.state.producers) == before
     store.abandon()
 
 
