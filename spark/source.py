@@ -23,8 +23,6 @@ from .source_options import SourceOptions, takes_options
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
-_RANGE = "topic string, queue_id int, shard int, first bigint, last bigint"
-
 
 @takes_options("batch")
 def read(
@@ -105,11 +103,10 @@ class RangeFrames:
 
     def frame(self, ranges: Sequence[QueueRange]) -> Any:
         """A DataFrame of these ranges, each of which is a task."""
-        plan = self._spark.createDataFrame(
-            list(ranges) or [QueueRange("", 0, 0, 0, 0)], _RANGE
-        ).repartitionByRange(max(1, len(ranges)), "topic", "queue_id", "first")
-        task = _task(self._cluster, self._names, self._how)
-        return plan.mapInArrow(task, spark_schema(self._names, self._how.values))
+        # One number for each task: that needs no shuffle.
+        numbers = self._spark.range(0, len(ranges), 1, max(1, len(ranges)))
+        task = _task(self._cluster, tuple(ranges), self._names, self._how)
+        return numbers.mapInArrow(task, spark_schema(self._names, self._how.values))
 
 
 def _names(schema: Any, values: TopicValues, *, has_headers: bool) -> tuple[str, ...]:
@@ -123,10 +120,12 @@ def _names(schema: Any, values: TopicValues, *, has_headers: bool) -> tuple[str,
     return check_columns(wanted, values)
 
 
-def _task(cluster: Cluster, names: tuple[str, ...], how: HowToRead) -> Any:
+def _task(
+    cluster: Cluster, ranges: tuple[QueueRange, ...], names: tuple[str, ...], how: HowToRead
+) -> Any:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in batch.to_pylist():
-                yield from read_columns(cluster, QueueRange(**row), names, how)
+            for number in batch.column("id").to_pylist():
+                yield from read_columns(cluster, ranges[number], names, how)
 
     return work
