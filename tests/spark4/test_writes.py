@@ -128,7 +128,7 @@ def test_rows_for_later_come_once_and_say_when_they_were_to_come(
     assert shown == {str(n): None if n % 2 else 1_000_000_000_124 for n in range(6)}
 
     late = frame.selectExpr("value", "now() + interval 4 days as deliver_at")
-    with pytest.raises(Exception, match="row 0: deliver_at is in .* timers reach"):
+    with pytest.raises(Exception, match="to be delivered in .* timers reach"):
         write(late, options, topic="later")
 
 
