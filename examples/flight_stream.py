@@ -86,7 +86,7 @@ def drive(url: str, directory: Path) -> None:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
-    place, cluster = Place(directory), raymq.connect(url)
+    place = Place(directory)
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.driver.host", "127.0.0.1")
@@ -98,15 +98,18 @@ def drive(url: str, directory: Path) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    query = start_stream(spark, cluster, place)
-    counting = threading.Thread(target=count_all, args=(cluster, place, query))
-    counting.start()
+    with raymq.connect(url) as cluster:
+        query = start_stream(spark, cluster, place)
+        counting = threading.Thread(target=count_all, args=(cluster, place, query))
+        counting.start()
 
-    while not place.complete.exists():
-        time.sleep(0.1)
-    query.processAllAvailable()
-    query.stop()
-    counting.join()
+        while not place.complete.exists():
+            time.sleep(0.1)
+        query.processAllAvailable()
+        query.stop()
+        counting.join()
+        # No thread of Spark may be at work when the interpreter ends: it would abort the process.
+        spark.stop()
 
 
 def start_stream(spark: Any, cluster: raymq.Cluster, place: Place) -> Any:
