@@ -9,7 +9,7 @@ receive_memory  the limit of received batches without an answer
 ray_connection  a connection by calls of the shard's Ray actor
 fetch_thread    fetches from one shard, over a stream that is opened again when it breaks
 ask             asks several shards at the same time
-away            repeats a look-up while a shard is away
+away            repeats a call while a shard is away
 routes          addresses of shards, and topics
 nearest         reads from the nearest replica of a shard
 locality        whether an endpoint is on this machine

@@ -229,14 +229,14 @@ def test_the_command_line_creates_describes_and_extends_a_topic_with_a_schema(
 
     send(shard, "typed", orders(1, note=["x"]))
     assert poll(shard, "typed", 1)[0]["note"] == "x"
-    for words, told in (
+    for words, outcome in (
         (("create", "typed", "--column", "id:int"), "schema"),
         (("create", "other", "--column", "id:int64"), "bigint"),
         (("create", "other", "--column", "key:string"), "rename it"),
         (("add-column", "typed", "must:int not null"), "make it nullable"),
     ):
         code, text = run(*words)
-        assert (code, told in text) == (2, True), text
+        assert (code, outcome in text) == (2, True), text
 
 
 def test_a_schema_survives_a_restart_and_is_in_rocketmqs_file(shard: ServedShard) -> None:
