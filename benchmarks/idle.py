@@ -21,16 +21,10 @@ import ray
 import raymq
 from benchmarks import floors
 from benchmarks.floors import Line, at_most
-from benchmarks.put import memory_mb
+from benchmarks.put import cpu_s, memory_mb
 
 #: how long the satellites of a replica may take to start
 START_TIMEOUT_S = 60
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process, seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def idle_percent(pids: list[int], seconds: float) -> float:

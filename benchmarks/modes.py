@@ -32,7 +32,7 @@ from benchmarks.put import (
     await_prewritten,
     batch_of,
     echo_client,
-    flight_echo_ms,
+    flight_echo,
     grouping,
     raw_limit,
     serial_ms,
@@ -90,7 +90,7 @@ def memory_limit(directory: Path, block_bytes: int, count: int) -> float:
 def flight_limit(count: int) -> float:
     """Large batches a second through an open stream to a process that only answers."""
     batch = batch_of(*LARGE)
-    with echo_client(apart=False) as client:
+    with echo_client(apart=False) as (client, _):
         import pyarrow.flight as flight
 
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
@@ -181,7 +181,7 @@ def limits(directory: Path, rounds: Rounds, *, quick: bool) -> None:
     count, serial = (40, 200) if quick else (150, 2000)
     memory = Path("/dev/shm")
     flight = rounds.note("flight_msg_s", flight_limit(count) * LARGE[0])
-    echo = rounds.note("flight_echo_ms", flight_echo_ms(1024, serial))
+    echo = rounds.note("flight_echo_ms", flight_echo(1024, serial).p50_ms)
 
     for mode in MODES:
         if mode.flush == "sync":

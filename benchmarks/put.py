@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -136,8 +136,8 @@ def pin(pid: int, cores: set[int]) -> None:
 
 
 @contextlib.contextmanager
-def echo_client(*, apart: bool = True, synced_to: Path | None = None) -> Iterator[Any]:
-    """A Flight client of an echo server in another process.
+def echo_client(*, apart: bool = True, synced_to: Path | None = None) -> Iterator[tuple[Any, int]]:
+    """A Flight client of an echo server in another process, and the pid of that process.
 
     `synced_to`: a file of a fixed size, into which the server writes and syncs each body before it answers.
 
@@ -159,7 +159,7 @@ def echo_client(*, apart: bool = True, synced_to: Path | None = None) -> Iterato
         if apart:
             pin(process.pid, set(cores[1:] or cores))
         client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
-        yield client
+        yield client, process.pid
         client.close()
     finally:
         process.kill()
@@ -168,43 +168,53 @@ def echo_client(*, apart: bool = True, synced_to: Path | None = None) -> Iterato
         pin(os.getpid(), set(cores))
 
 
-def flight_echo_ms(size: int, count: int, *, synced_to: Path | None = None) -> float:
-    """Milliseconds of one exchange with an echo server in another process, p50. Args: `synced_to`: as of `echo_client`.
+class Exchanges(NamedTuple):
+    """Exchanges of one message with a server in another process, one after the other."""
 
-    It is measured in a process of its own, with Flight as it comes: the connections of RayMQ change how this process
+    p50_ms: float
+    #: CPU time of both processes for one
+    cpu_us: float
+
+
+def flight_echo(size: int, count: int, *, synced_to: Path | None = None) -> Exchanges:
+    """Exchanges with an echo server. Args: `synced_to`: as of `echo_client`.
+
+    They are measured in a process of its own, with Flight as it comes: the connections of RayMQ change how this process
     reads its sockets (cluster/transport/grpc_polling.py).
     """
     program = (
-        "import pathlib, sys; from benchmarks.put import echo_ms; "
-        f"print(echo_ms({size}, {count}, *map(pathlib.Path, sys.argv[1:])))"
+        "import pathlib, sys; from benchmarks.put import echo; "
+        f"print(*echo({size}, {count}, *map(pathlib.Path, sys.argv[1:])))"
     )
     arguments = [] if synced_to is None else [str(synced_to)]
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True, check=True
     )
-    return float(done.stdout)
+    return Exchanges(*map(float, done.stdout.split()))
 
 
-def echo_ms(size: int, count: int, synced_to: Path | None = None) -> float:
-    """`flight_echo_ms`, measured in this process."""
+def echo(size: int, count: int, synced_to: Path | None = None) -> Exchanges:
+    """`flight_echo`, measured in this process."""
     import pyarrow.flight as flight
 
-    with echo_client(synced_to=synced_to) as client:
+    with echo_client(synced_to=synced_to) as (client, pid):
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
         writer.begin(PUT_SCHEMA)
         batch = batch_of(1, size)
         times = []
+        before_s = cpu_s(pid) + time.process_time()
         for _ in range(count):
             begin = time.perf_counter()
             writer.write_with_metadata(batch, b"{}")
             reader.read_chunk()
             times.append((time.perf_counter() - begin) * 1000)
+        used_s = cpu_s(pid) + time.process_time() - before_s
         writer.close()
-    return percentile(times, 0.5)
+    return Exchanges(percentile(times, 0.5), 1e6 * used_s / count)
 
 
-def echo_that_syncs_ms(path: Path, size: int, count: int) -> float:
-    """Milliseconds of one exchange with a server that makes the body durable before it answers, p50.
+def echo_that_syncs(path: Path, size: int, count: int) -> Exchanges:
+    """Exchanges with a server that makes the body durable before it answers.
 
     Client and server sleep while the disk works, and have to be woken: a sum of an echo and a sync does not have that.
     """
@@ -212,7 +222,7 @@ def echo_that_syncs_ms(path: Path, size: int, count: int) -> float:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     try:
-        return flight_echo_ms(size, count, synced_to=path)
+        return flight_echo(size, count, synced_to=path)
     finally:
         path.unlink()
 
@@ -401,6 +411,12 @@ def grouping(cluster: raymq.Cluster, producers: int, count: int) -> float:
     return producers * count / max(1, syncs_of(cluster) - before)
 
 
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory_mb(pid: int) -> float:
     """PSS without file pages, MB."""
     found = {}
@@ -505,7 +521,8 @@ def measure_single(
 
 def measure_one_by_one(cluster: raymq.Cluster, directory: Path, rounds: Rounds, count: int) -> None:
     """One message at a time, and its limit."""
-    rounds.note("echo_that_syncs_ms", echo_that_syncs_ms(directory / "synced", 1024, count))
+    limit = echo_that_syncs(directory / "synced", 1024, count)
+    rounds.note("echo_that_syncs_ms", limit.p50_ms)
     for name, measure in (("serial", serial_ms), ("send", send_ms)):
         # The first messages of a connection are slower.
         measure(cluster, 10)

@@ -31,13 +31,13 @@ import ray
 import raymq
 from benchmarks import floors, idle
 from benchmarks.floors import Line, at_least, at_most
-from benchmarks.idle import cpu_s
 from benchmarks.put import (
     LARGE,
     ROUNDS,
     Rounds,
     await_prewritten,
     batch_of,
+    cpu_s,
     memory_mb,
     percentile,
     send_ms,

@@ -40,8 +40,9 @@ from benchmarks.put import (
     Rounds,
     await_prewritten,
     batch_of,
-    echo_that_syncs_ms,
-    flight_echo_ms,
+    cpu_s,
+    echo_that_syncs,
+    flight_echo,
     percentile,
     raw_limit,
 )
@@ -79,6 +80,27 @@ def sched_yield():
         written_ns = time.monotonic_ns()
         path.write_text(str(polled_ns / 1e9))
 os.sched_yield = sched_yield
+"""
+
+#: threads that wake each other in a ring: no producer can answer so many callers faster
+WAKE_EACH_OTHER = """
+import sys, threading, time
+locks = [threading.Lock() for _ in range(int(sys.argv[1]))]
+woken = 0
+def work(number):
+    global woken
+    mine, after = locks[number], locks[(number + 1) % len(locks)]
+    while True:
+        mine.acquire()
+        woken += 1
+        after.release()
+for number, lock in enumerate(locks):
+    lock.acquire()
+    threading.Thread(target=work, args=(number,), daemon=True).start()
+begin = time.perf_counter()
+locks[0].release()
+time.sleep(float(sys.argv[2]))
+print(woken / (time.perf_counter() - begin))
 """
 
 
@@ -125,8 +147,8 @@ class Bench:
     def spent(self) -> Spent:
         """CPU seconds so far."""
         return Spent(
-            sum(map(_cpu_seconds, self.commit_logs)),
-            sum(map(_cpu_seconds, self.satellites)),
+            sum(map(cpu_s, self.commit_logs)),
+            sum(map(cpu_s, self.satellites)),
             time.process_time(),
         )
 
@@ -147,11 +169,6 @@ class Bench:
         self.rounds.note(f"{name}_commit_log_us", 1e6 * spent.commit_log / len(times))
         self.rounds.note(f"{name}_cpu_us", 1e6 * sum(spent) / len(times))
         self.cpu[name] = spent.each(len(times))
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # --- producers ------------------------------------------------------------------------------------
@@ -411,6 +428,17 @@ def redis_server(directory: Path) -> Iterator[bool]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def note_redis(bench: Bench, directory: Path, name: str, clients: int, serial: int) -> None:
+    """Note what Redis does right before a figure of that name, if it is installed.
+
+    The speed of a shared machine changes within a round: the peer of a figure is measured beside it.
+    """
+    with redis_server(directory / "redis") as there:
+        if there:
+            rate = redis_rate(clients, serial * (2 if clients == 1 else 40))
+            bench.rounds.note(f"redis_beside_{name}_msg_s", rate)
+
+
 def redis_rate(clients: int, count: int) -> float:
     """XADDs a second of so many clients that each wait for the answer."""
     words = [
@@ -428,6 +456,17 @@ def redis_rate(clients: int, count: int) -> float:
     return float(done.stdout.splitlines()[-1].rpartition(BODY * "x")[2].split(",")[1].strip('"'))
 
 
+def woken_threads_rate(threads: int, seconds: float) -> float:
+    """How often a second one thread wakes the next, in a process whose threads do nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAKE_EACH_OTHER, str(threads), str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
+
+
 # --- the run --------------------------------------------------------------------------------------
 
 
@@ -435,20 +474,22 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
     """One round of every part."""
     serial = 200 if quick else 1000
     rounds = bench.rounds
-    echo, sync = flight_echo_ms(BODY, serial), 1000 / raw_limit(directory, RECORD_BYTES, serial)
-    rounds.note("echo_and_fdatasync_ms", echo + sync)
-    rounds.note("echo_that_syncs_ms", echo_that_syncs_ms(directory / "synced", BODY, serial))
-    with redis_server(directory / "redis") as there:
-        if there:
-            rounds.note("redis_1_msg_s", redis_rate(1, serial * 2))
-            rounds.note("redis_64_msg_s", redis_rate(64, serial * 40))
+    sync_ms = 1000 / raw_limit(directory, RECORD_BYTES, serial)
+    rounds.note("echo_and_fdatasync_ms", flight_echo(BODY, serial).p50_ms + sync_ms)
+    synced = echo_that_syncs(directory / "synced", BODY, serial)
+    rounds.note("echo_that_syncs_ms", synced.p50_ms)
+    rounds.note("echo_that_syncs_cpu_us", synced.cpu_us)
 
     if "waiting" in parts:
         for threads in (1, 4, 16, 64, 256):
+            if threads in (1, 64):
+                note_redis(bench, directory, f"{threads}_threads", threads, serial)
             waiting_threads(bench, threads)
+        rounds.note("woken_threads_s", woken_threads_rate(64, bench.seconds))
         for topic in ("t4", "t64"):
             waiting_threads(bench, 64, topic=topic, keyed=True)
     if "in-flight" in parts:
+        note_redis(bench, directory, "64_futures", 64, serial)
         futures_in_flight(bench, 64)
         futures_in_flight(bench, 64, size=100)
         futures_in_flight(bench, 1000)
@@ -544,14 +585,20 @@ def table(rounds: Rounds, cpu: dict[str, str], *, busy: bool) -> list[Line]:
     synced = rounds.median("echo_that_syncs_ms")
     lines = [
         Line("Flight echo + fdatasync of 1 KiB", f"{echo:.2f} ms", remark="limit"),
-        Line("Flight echo that writes and syncs 1 KiB", f"{synced:.2f} ms", remark="limit"),
+        Line(
+            "Flight echo that writes and syncs 1 KiB",
+            f"{synced:.2f} ms",
+            f"us of CPU: {rounds.median('echo_that_syncs_cpu_us'):.0f}; limit",
+        ),
     ]
-    for clients in (1, 64):
-        name = f"redis_{clients}_msg_s"
-        if name in figures:
-            what = f"Redis, appendfsync always, {clients} clients"
+    for name in figures:
+        if name.startswith("redis_beside_"):
+            beside = name.removeprefix("redis_beside_").removesuffix("_msg_s").replace("_", " ")
+            what = f"Redis, appendfsync always, beside {beside}"
             lines.append(Line(what, f"{rounds.median(name):,.0f} msg/s", remark="limit"))
-    has_redis = "redis_64_msg_s" in figures
+    if "woken_threads_s" in figures:
+        woken = f"{rounds.median('woken_threads_s'):,.0f}/s"
+        lines.append(Line("64 threads that only wake each other", woken, remark="limit"))
 
     names = [name.removesuffix("_p50_ms") for name in figures if name.endswith("_p50_ms")]
     for name in names:
@@ -561,11 +608,11 @@ def table(rounds: Rounds, cpu: dict[str, str], *, busy: bool) -> list[Line]:
     if "create_topics_ms" in figures:
         created = f"{rounds.median('create_topics_ms'):.1f} ms"
         lines.append(Line(f"create one of {max(TOPICS):,} topics", created))
-    lines += _floors(rounds, has_redis=has_redis, busy=busy)
+    lines += _floors(rounds, busy=busy)
     return lines
 
 
-def _floors(rounds: Rounds, *, has_redis: bool, busy: bool) -> Iterator[Line]:
+def _floors(rounds: Rounds, *, busy: bool) -> Iterator[Line]:
     figures = rounds.all()
 
     def line(what: str, value: float, unit: str, floor: floors.Floor) -> Line:
@@ -578,14 +625,16 @@ def _floors(rounds: Rounds, *, has_redis: bool, busy: bool) -> Iterator[Line]:
         yield Line("  beside an echo that syncs", f"{ratio:,.2f} x that")
         cpu_us = rounds.median("1_threads_cpu_us")
         yield line("one by one, CPU of all processes", cpu_us, "us", at_most(700))
-        if has_redis:
-            ratio = rounds.ratio("64_threads_msg_s", "redis_64_msg_s")
+        used = rounds.ratio("1_threads_cpu_us", "echo_that_syncs_cpu_us")
+        yield Line("  beside an echo that syncs", f"{used:,.2f} x that")
+        if "redis_beside_64_threads_msg_s" in figures:
+            ratio = rounds.ratio("64_threads_msg_s", "redis_beside_64_threads_msg_s")
             yield line("64 threads", ratio, "x Redis", at_least(0.5))
         if "polling_cores" in figures:
             cores = rounds.median("polling_cores")
             yield line("one by one, polling", cores, "cores", at_most(0.1))
-    if "64_futures_msg_s" in figures and has_redis:
-        ratio = rounds.ratio("64_futures_msg_s", "redis_64_msg_s")
+    if "redis_beside_64_futures_msg_s" in figures:
+        ratio = rounds.ratio("64_futures_msg_s", "redis_beside_64_futures_msg_s")
         yield line("64 in flight", ratio, "x Redis", at_least(0.6))
     if "batch_20_commit_log_us" in figures:
         cpu_us = rounds.median("batch_20_commit_log_us")
