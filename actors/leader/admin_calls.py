@@ -389,8 +389,9 @@ class AdminCalls:
             info = self._topic(topic)
             own = [each for each in range(info.queues) if info.shard_of(each) == shard]
         appended = store.inner_put.fence_producer(producer_id, epoch)
-        if appended is not None:
-            self._host.await_promise(appended)
+        # An earlier call may have appended the record without learning whether it is confirmed. Until it is, another
+        # replica may lead, and have rows that this one lacks.
+        self._host.await_promise(appended or AppendedRows.up_to(store.log.end))
 
         entries = {each: store.state.producers.get((producer_id, topic, each)) for each in own}
         known = {str(each): entry.next_sequence for each, entry in entries.items() if entry}
