@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Rejected
-from raymq.store.services.write_decisions import StreamBatch
 
 from .sink import write_staged
 
@@ -62,6 +61,6 @@ def stream_sink(
         if not name:
             message = "the thread of this batch has no id of a query; give the sink a name: query="
             raise Rejected(message, field="query", limit="a name that stays across restarts")
-        write_staged(frame, cluster, topic, StreamBatch(name, batch_id))
+        write_staged(frame, cluster, topic, f"{name}/{batch_id}", takes_other_rows=True)
 
     return write_batch

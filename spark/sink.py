@@ -25,7 +25,6 @@ from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
-from raymq.store.services.write_decisions import StreamBatch
 
 from .direct_write import DirectWrite, QueueReceipt
 from .sink_columns import SinkTopic, by_queue, check_columns, check_direct, targets
@@ -164,12 +163,14 @@ def write_staged(
     df: Any,
     cluster: Cluster,
     topic: str | None,
-    write: str | StreamBatch,
+    write_id: str,
     found: dict[str, SinkTopic] | None = None,
+    *,
+    takes_other_rows: bool = False,
 ) -> WriteResult:
     """Let the tasks stage their rows, and commit what the attempts that ended have staged.
 
-    Args: `write`: the name of the write, or the batch of a stream. `found`: the topics, if they are checked already.
+    Args: `found`: the topics, if they are checked already. `takes_other_rows`: as of `Committer.commit`.
     """
     if found is None:
         found = _checked_targets(df, while_away(cluster.topics), topic)
@@ -177,8 +178,8 @@ def write_staged(
     texts = [json.loads(row[0]) for row in collect(df.mapInArrow(task, "staged string"))]
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
     committer = Committer(Routes.of(cluster))
-    done = committer.commit(write, staged)
-    return WriteResult(topic, done.write_id, done.rows, done.rows if done.is_repeated else 0)
+    done = committer.commit(write_id, staged, takes_other_rows=takes_other_rows)
+    return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
 
 
 def _staging_task(

@@ -26,7 +26,6 @@ from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Bug, RayMQError, Rejected, require
-from raymq.store.services.write_decisions import StreamBatch
 
 from .direct_write import DirectWrite
 from .queue_lookup import connect
@@ -110,14 +109,22 @@ class _RowWriter:
                     writer.write(topic, queue_id, rows)
             return json.dumps(writer.finish().to_json())
 
-    def commit(self, write: str | StreamBatch, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the rows of all tasks, on the driver. Args: `write`: the name of the write, or the batch."""
+    def commit(
+        self,
+        write_id: str,
+        messages: list[WriterCommitMessage | None],
+        *,
+        takes_other_rows: bool = False,
+    ) -> None:
+        """Publish the rows of all tasks, on the driver: `Committer.commit`."""
         if self._direct is not None:
             return
         texts = [each.staged for each in messages if isinstance(each, TaskMessage)]
         staged = StagedRows.joined(StagedRows.from_json(json.loads(each)) for each in texts if each)
         with closing(connect(self._options)) as cluster:
-            Committer(Routes.of(cluster)).commit(write, staged)
+            Committer(Routes.of(cluster)).commit(
+                write_id, staged, takes_other_rows=takes_other_rows
+            )
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -167,7 +174,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         (query_id,) = queries
         # A plan with rand() gives other rows in a repeated batch. Those of the first run are stored.
-        self._rows.commit(StreamBatch(str(query_id), batchId), messages)
+        self._rows.commit(f"{query_id}/{batchId}", messages, takes_other_rows=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""

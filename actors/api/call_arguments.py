@@ -9,7 +9,6 @@ from raymq.store.base.errors import Rejected
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import FetchRequest
 from raymq.store.services.staged_rows import StagedRange
-from raymq.store.services.write_decisions import StreamBatch
 from raymq.store.state.topics import QUEUES_MAX
 
 #: numbers of RocketMQ are signed 64-bit ones
@@ -78,16 +77,8 @@ def check_decision(decision: Any) -> dict[str, Any]:
         raise wrong_value("decision", decision, "give an object", "{write_id, staged_ms, ...}")
     check_name("write_id", decision.get("write_id"))
     check_integer("staged_ms", decision.get("staged_ms"))
-    check_batch(decision.get("stream"), decision.get("batch", 0))
     checked: dict[str, Any] = decision
     return checked
-
-
-def check_batch(stream: Any, number: Any) -> StreamBatch | None:
-    """A batch of a stream; None without a stream. Raises: Rejected."""
-    if stream is None:
-        return None
-    return StreamBatch(check_name("stream", stream), check_integer("batch", number, 0))
 
 
 def check_ranges(ranges: Any) -> list[StagedRange]:

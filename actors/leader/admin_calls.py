@@ -13,7 +13,7 @@ from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import ServiceProgress
-from raymq.store.records.producer_stamp import EPOCH_MAX, PRODUCER_MAX, SEQUENCE_MAX
+from raymq.store.records.producer_stamp import EPOCH_MAX, PRODUCER_MAX
 from raymq.store.records.requests import AppendedRows
 from raymq.store.services import staged_rows, write_decisions
 from raymq.store.services.retry import send_back
@@ -324,18 +324,10 @@ class AdminCalls:
         return {"decision": write_decisions.first_decision(store, appended)}
 
     def _op_publish_rows(
-        self,
-        write_id: str,
-        topic: str,
-        queue_id: int,
-        ranges: list[list[int]],
-        stream: str | None = None,
-        batch: int = 0,
-        first_sequence: int = 0,
+        self, write_id: str, topic: str, queue_id: int, ranges: list[list[int]]
     ) -> dict[str, Any]:
         """Publish staged rows of a decided write in a queue of this shard, or in its timers, for about `PUBLISH_MS`.
 
-        `stream`, `batch`, `first_sequence` are those of the decision, if it is on a batch of a stream.
         Returns: how many rows of the write are published there, and whether those are all.
         """
         self._host.check_serving()
@@ -344,14 +336,6 @@ class AdminCalls:
         else:
             self._check_queue(self._topic(topic), queue_id)
         wanted = call_arguments.check_ranges(ranges)
-        call_arguments.check_integer("first_sequence", first_sequence, 0, SEQUENCE_MAX)
-        producer_id = write_decisions.rows_producer_id(
-            call_arguments.check_name("write_id", write_id)
-        )
-        epoch = 0
-        of_stream = call_arguments.check_batch(stream, batch)
-        if of_stream is not None:
-            producer_id, epoch = of_stream.rows_producer_id, of_stream.epoch
         self._host.await_dispatch()
 
         store = self._host.store
@@ -360,11 +344,11 @@ class AdminCalls:
             store,
             topic,
             queue_id,
-            producer_id=producer_id,
+            producer_id=write_decisions.rows_producer_id(
+                call_arguments.check_name("write_id", write_id)
+            ),
             ranges=wanted,
             is_over=lambda: store.clock.monotonic_ms() >= until_ms,
-            epoch=epoch,
-            first_sequence=first_sequence,
         )
 
         # Rows that an earlier call has stored may not be confirmed yet.
@@ -377,22 +361,18 @@ class AdminCalls:
         return {"epoch": self._host.store.producer_epoch(producer_id)}
 
     def _op_fence_producer(self, producer_id: int, epoch: int, topic: str) -> dict[str, Any]:
-        """Refuse puts of a producer with a lower epoch.
-
-        Returns: the next sequence of each queue of this shard, or of its timers.
-        """
+        """Refuse puts of a producer with a lower epoch. Returns: the next sequence of each queue of this shard."""
         self._host.check_serving()
         call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
         call_arguments.check_integer("epoch", epoch, 0, EPOCH_MAX)
-        store, shard, own = self._host.store, int(self._host.identity()["shard"]), [0]
-        if topic != TIMER_TOPIC:
-            info = self._topic(topic)
-            own = [each for each in range(info.queues) if info.shard_of(each) == shard]
+        info = self._topic(topic)
+        store, shard = self._host.store, int(self._host.identity()["shard"])
         appended = store.inner_put.fence_producer(producer_id, epoch)
         # An earlier call may have appended the record without learning whether it is confirmed. Until it is, another
         # replica may lead, and have rows that this one lacks.
         self._host.await_promise(appended or AppendedRows.up_to(store.log.end))
 
+        own = [each for each in range(info.queues) if info.shard_of(each) == shard]
         entries = {each: store.state.producers.get((producer_id, topic, each)) for each in own}
         known = {str(each): entry.next_sequence for each, entry in entries.items() if entry}
         return {"sequences": known}

@@ -55,6 +55,6 @@ A shard that is being added does not answer those that are about all shards: des
     producer_epoch(producer_id)                                     {epoch}; None: not known
     fence_producer(producer_id, epoch, topic)                       {sequences: {queue_id: next sequence}}
     decide_write(decision)                                          {decision: the first one of that write}
-    publish_rows(write_id, topic, queue_id, ranges, stream, batch, first_sequence)  {rows, is_complete}
+    publish_rows(write_id, topic, queue_id, ranges)                 {rows, is_complete}
     delete_expired_files()                                          {}
 """

@@ -6,16 +6,14 @@ import logging
 import threading
 from collections import defaultdict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Fenced, RayMQError, Rejected, require
-from raymq.store.services.write_decisions import StreamBatch, body_of
+from raymq.store.base.errors import RayMQError, Rejected, require
+from raymq.store.services.write_decisions import body_of
 
 from .write_commit import (
-    BatchBegun,
-    BeginBatch,
     CommitEffect,
     CommitEvent,
     Decide,
@@ -23,7 +21,6 @@ from .write_commit import (
     PartPublished,
     Publish,
     StagedRows,
-    Superseded,
     WriteCommit,
     WriteDecision,
 )
@@ -45,9 +42,8 @@ class CommitResult(NamedTuple):
     """A committed write: every row is published once."""
 
     write_id: str
-    #: of a batch of a stream that was committed before a later one: those of this commit
     rows: int
-    #: an earlier commit counted: the rows that this commit staged are dropped
+    #: the decision of an earlier commit counted: the rows that this commit staged are dropped
     is_repeated: bool
 
 
@@ -60,31 +56,26 @@ class Committer:
         self._timeout_s = timeout_s
         self._clock = Clock()
         self._stopped = threading.Event()
-        #: a producer that is fenced is one of an earlier batch
-        self._of_stream = False
         self._shard_calls: defaultdict[int, threading.Semaphore] = defaultdict(
             lambda: threading.Semaphore(SHARD_CALLS_MAX)
         )
 
-    def commit(self, write: str | StreamBatch, staged: StagedRows) -> CommitResult:
+    def commit(
+        self, write_id: str, staged: StagedRows, *, takes_other_rows: bool = False
+    ) -> CommitResult:
         """Publish staged rows, or those of the first commit of this write.
 
         A call that raised, or whose process ended, may be repeated, also by another process with rows of its own.
 
-        Args: `write`: the name of the write, or a batch of a stream, after the batches before it. The rows of a
-        batch's first commit count, also if the plan gives others now. All batches together take the place of one
-        producer in the tables of the shards.
+        Args: `takes_other_rows`: the rows of the first commit may be others. Then they count, and these are dropped.
         Raises: Rejected when the write was committed with other rows, all of which are published then; when it comes
         too late, or has too many ranges. OffsetOutOfRange when rows were deleted before they were published; the last
         error of a shard that does not answer for `timeout_s`.
         """
         if not staged.rows:
             staged = staged._replace(staged_ms=self._clock.now_ms())
-        batch = write if isinstance(write, StreamBatch) else None
-        write_id = write.write_id if isinstance(write, StreamBatch) else write
-        own = WriteDecision(write_id, staged, batch)
+        own = WriteDecision(write_id, staged)
         _check_size(own)
-        self._of_stream = batch is not None
         machine = WriteCommit(own)
         self._stopped.clear()
         running: set[Future[CommitEvent]] = set()
@@ -102,18 +93,16 @@ class Committer:
                 for each in running:
                     each.cancel()
 
-        if machine.is_superseded:
-            return CommitResult(write_id, staged.rows, is_repeated=True)
         require(machine.decision is not None, "a commit ends decided", write_id=write_id)
         counted = machine.decision.staged  # type: ignore[union-attr]
-        if not machine.has_same_rows and batch is None:
+        if not machine.has_same_rows and not takes_other_rows:
             raise Rejected(
                 f"write {write_id} was committed before with {counted.rows} other rows, which are published; these "
                 f"{staged.rows} rows need a write id of their own",
                 field="write_id",
                 limit="the same rows",
             )
-        return CommitResult(write_id, counted.rows, machine.is_repeated)
+        return CommitResult(write_id, counted.rows, counted.parts != staged.parts)
 
     def _perform(self, effect: CommitEffect, write_id: str) -> CommitEvent:
         """Perform an effect, again after each error that a retry may mend."""
@@ -122,30 +111,14 @@ class Committer:
             try:
                 if isinstance(effect, Decide):
                     return self._decide(effect)
-                if isinstance(effect, BeginBatch):
-                    return self._begin_batch(effect)
                 with self._shard_calls[effect.part.shard]:
                     return self._publish(effect, write_id)
-            except Fenced:
-                if self._of_stream:
-                    return Superseded()
-                raise
             except RayMQError as error:
                 if not error.retriable or self._clock.monotonic() >= until_s:
                     raise
                 if self._stopped.wait(RETRY_S):
                     raise
                 logger.info("write %s: %s; asked again", write_id, error)
-
-    def _begin_batch(self, effect: BeginBatch) -> CommitEvent:
-        arguments = {
-            "producer_id": effect.batch.rows_producer_id,
-            "epoch": effect.batch.epoch,
-            "topic": effect.topic,
-        }
-        answer = self._routes.call(effect.shard, "fence_producer", arguments)
-        rows = {int(queue_id): int(end) for queue_id, end in answer["sequences"].items()}
-        return BatchBegun(effect.topic, effect.shard, rows)
 
     def _decide(self, effect: Decide) -> CommitEvent:
         answer = self._routes.call(
@@ -155,18 +128,12 @@ class Committer:
 
     def _publish(self, effect: Publish, write_id: str) -> CommitEvent:
         part = effect.part
-        arguments: dict[str, Any] = {
+        arguments = {
             "write_id": write_id,
             "topic": part.topic,
             "queue_id": part.queue_id,
             "ranges": [list(each) for each in part.ranges],
         }
-        if effect.batch is not None:
-            arguments.update(
-                stream=effect.batch.stream,
-                batch=effect.batch.number,
-                first_sequence=part.first_sequence,
-            )
         answer = self._routes.call(part.shard, "publish_rows", arguments)
         return PartPublished(part, int(answer["rows"]), bool(answer["is_complete"]))
 

@@ -137,32 +137,27 @@ def publish(
     producer_id: int,
     ranges: Sequence[StagedRange],
     is_over: Callable[[], bool],
-    epoch: int = 0,
-    first_sequence: int = 0,
 ) -> Published:
     """Put the rows of `ranges`, in order, to their queue, unless an earlier call has. Callers: any thread.
 
     Args: `producer_id`: of the write in this queue. `ranges`: the same in each call for it. `is_over`: asked after each
-    slice of about 1 MiB: whether this call shall return, although rows are left. `epoch`, `first_sequence`: of the
-    write's rows; the batches of a stream share a producer.
+    slice of about 1 MiB: whether this call shall return, although rows are left.
     Durable: nothing, as `MessageStore.put`.
-    Raises: Fenced after a later batch of the stream has begun; OffsetOutOfRange if staged rows were deleted; Rejected
-    if there are not as many as `ranges` says; Unavailable while they cannot be read yet; as `MessageStore.put`. The
-    call may be repeated after each.
+    Raises: OffsetOutOfRange if staged rows were deleted; Rejected if there are not as many as `ranges` says;
+    Unavailable while they cannot be read yet; as `MessageStore.put`. The call may be repeated after each.
     """
     total = sum(each.rows for each in ranges)
-    stored = _stored(store, topic, queue_id, producer_id)
-    if stored < first_sequence:
-        raise _taken_back()
-    done = min(stored - first_sequence, total)
+    done = _published(store, topic, queue_id, producer_id)
     appended: AppendedRows | None = None
 
     for first, batch in _joined(_rows_from(store, topic, queue_id, ranges, done)):
-        sequence = first_sequence + first
-        if _stored(store, topic, queue_id, producer_id) < sequence:
-            raise _taken_back()
+        if _published(store, topic, queue_id, producer_id) < first:
+            raise Unavailable(
+                "a change of the leader took published rows back; publish again",
+                field="ranges",
+            )
         request = PutRequest(
-            topic, queue_id, batch, producer_id, epoch, sequence, "quorum", was_staged=True
+            topic, queue_id, batch, producer_id, 0, first, "quorum", was_staged=True
         )
         appended = store.put(request)
         rows = first + batch.num_rows
@@ -172,16 +167,10 @@ def publish(
     return Published(total, True, appended)
 
 
-def _stored(store: MessageStore, topic: str, queue_id: int, producer_id: int) -> int:
-    """How many rows of a producer are in a queue."""
+def _published(store: MessageStore, topic: str, queue_id: int, producer_id: int) -> int:
+    """How many rows of a write are in a queue."""
     entry = store.state.producers.get((producer_id, topic, queue_id))
     return 0 if entry is None else entry.next_sequence
-
-
-def _taken_back() -> Unavailable:
-    return Unavailable(
-        "a change of the leader took published rows back; publish again", field="ranges"
-    )
 
 
 def _joined(slices: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -2,20 +2,15 @@
 
 A decision is one record of the decisions topic, the row with sequence 0 of a producer whose id the write's name makes.
 So the shard recognises every later decision on the same write as a duplicate, and answers with the first one.
-
-The batches of a stream share producers, so that a stream does not fill the table of producers. Its decisions are the
-rows of one producer for BATCHES_SHARED batches. A decision names its batch, and says where the sequences of its rows
-begin in each queue.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,57 +35,15 @@ DECIDE_WITHIN_HOURS = 24.0
 #: of the JSON of a decision: its record holds less, compressed
 DECISION_TEXT_BYTES_MAX = 64 << 20
 
-#: batches of a stream that share their producers. The rows of so many batches in one queue must have sequences
-#: (36 bits), and their numbers must be epochs (20 bits)
-BATCHES_SHARED = 4096
-#: one decision is stored at a time: the next one follows from what is stored
-_decide_lock = threading.Lock()
-
-
-class StreamBatch(NamedTuple):
-    """A batch of a stream, which is a write of its own."""
-
-    #: the same for all batches, also after a restart
-    stream: str
-    #: batches are committed in the order of their numbers
-    number: int
-
-    @property
-    def write_id(self) -> str:
-        """The name of the write."""
-        return f"{self.stream}/{self.number}"
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of its rows: that of a later batch is higher, and fences this one."""
-        return self.number % BATCHES_SHARED + 1
-
-    @property
-    def rows_producer_id(self) -> int:
-        """The producer id of its published rows."""
-        return _hash(f"{self.stream}/rows-of-batches/{self.number // BATCHES_SHARED}")
-
-    @property
-    def decisions_producer_id(self) -> int:
-        """The producer id of the decision on it."""
-        return _hash(f"{self.stream}/decisions-on-batches/{self.number // BATCHES_SHARED}")
-
 
 def decision_producer_id(write_id: str) -> int:
-    """The producer id of the decision on a write that is no batch of a stream."""
+    """The producer id of the decision on a write."""
     return _hash(f"{write_id}/decision")
 
 
 def rows_producer_id(write_id: str) -> int:
-    """The producer id of the published rows of such a write."""
+    """The producer id of the published rows of a write."""
     return _hash(f"{write_id}/rows")
-
-
-def batch_of(decision: Mapping[str, Any]) -> StreamBatch | None:
-    """The batch of a stream that a decision is on; None: another write. Raises: KeyError for half a batch."""
-    if decision.get("stream") is None:
-        return None
-    return StreamBatch(str(decision["stream"]), int(decision["batch"]))
 
 
 def _hash(text: str) -> int:
@@ -108,8 +61,11 @@ class DecisionGuard:
         batch = request.batch
         if isinstance(batch, SmallBatch):
             batch = batch.to_batch()
-        is_decision = batch.num_rows == 1 and not request.queue_id
-        if not is_decision or not _is_of_producer(request, batch.column("body")[0].as_py()):
+        expected = None
+        if batch.num_rows == 1:
+            expected = decision_producer_id(_write_id_of(batch.column("body")[0].as_py()))
+        where = (request.queue_id, request.epoch, request.first_sequence)
+        if where != (0, 0, 0) or request.producer_id != expected:
             raise Rejected(
                 "the decisions topic takes the one decision of a write; use a staged write",
                 field="topic",
@@ -117,21 +73,15 @@ class DecisionGuard:
             )
 
 
-def _is_of_producer(request: PutRequest, body: bytes) -> bool:
-    """Whether a request is of the producer of the decisions on its write."""
+def _write_id_of(body: bytes) -> str:
     try:
-        decision = decision_of(body)
-        batch, write_id = batch_of(decision), str(decision["write_id"])
+        return str(decision_of(body)["write_id"])
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise Rejected(
             "a decision is JSON with the field write_id, compressed by zlib",
             field="body",
             limit="JSON, compressed by zlib",
         ) from error
-    if batch is not None and request.producer_id == batch.decisions_producer_id:
-        return request.epoch == batch.epoch
-    expected = (decision_producer_id(write_id), 0, 0)
-    return (request.producer_id, request.epoch, request.first_sequence) == expected
 
 
 def body_of(decision: Mapping[str, Any]) -> bytes:
@@ -155,42 +105,23 @@ def decision_of(body: bytes) -> dict[str, Any]:
 def decide(store: MessageStore, decision: Mapping[str, Any]) -> AppendedRows:
     """Store the decision on a write, unless there is one. `first_decision` then reads the one that counts.
 
-    Args: `decision`: JSON values, among them `write_id`, and `staged_ms`: the store time of the first of its rows. On a
-    batch of a stream also `stream` and `batch`, its number.
+    Args: `decision`: JSON values, among them `write_id`, and `staged_ms`: the store time of the first of its rows.
     Durable: nothing, as `MessageStore.put`.
-    Raises: Fenced for a batch of a stream of which a later one is decided; Rejected for a decision that comes too late,
-    or is too large; as `MessageStore.put`.
+    Raises: Rejected for a decision that comes too late, or is too large; as `MessageStore.put`.
     """
     write_id = str(decision["write_id"])
-    batch = batch_of(decision)
-    with _decide_lock:
-        producer_id, epoch, sequence = decision_producer_id(write_id), 0, 0
-        # Before batches shared their producers, they were decided as other writes are.
-        if batch is not None and not _decisions(store, producer_id):
-            producer_id, epoch = batch.decisions_producer_id, batch.epoch
-            sequence = _decisions(store, producer_id)
-            if sequence and store.producer_epoch(producer_id) == epoch:
-                # The last decision is on this batch.
-                sequence -= 1
+    producer_id = decision_producer_id(write_id)
+    if store.state.producers.get((producer_id, DECISIONS_TOPIC, 0)) is None:
+        _check_age(store, write_id, int(decision["staged_ms"]))
 
-        if sequence == _decisions(store, producer_id):
-            _check_age(store, write_id, int(decision["staged_ms"]))
-        columns = [
-            pa.array([body_of(decision)], pa.binary()),
-            pa.array([None], pa.string()),
-            pa.array([None], pa.binary()),
-            pa.array(np.array([store.clock.now_ms()])),
-        ]
-        rows = pa.record_batch(columns, schema=PUT_SCHEMA)
-        return store.put(
-            PutRequest(DECISIONS_TOPIC, 0, rows, producer_id, epoch, sequence, "quorum")
-        )
-
-
-def _decisions(store: MessageStore, producer_id: int) -> int:
-    """How many decisions a producer has stored."""
-    entry = store.state.producers.get((producer_id, DECISIONS_TOPIC, 0))
-    return 0 if entry is None else entry.next_sequence
+    columns = [
+        pa.array([body_of(decision)], pa.binary()),
+        pa.array([None], pa.string()),
+        pa.array([None], pa.binary()),
+        pa.array(np.array([store.clock.now_ms()])),
+    ]
+    batch = pa.record_batch(columns, schema=PUT_SCHEMA)
+    return store.put(PutRequest(DECISIONS_TOPIC, 0, batch, producer_id, 0, 0, "quorum"))
 
 
 def _check_age(store: MessageStore, write_id: str, staged_ms: int) -> None:

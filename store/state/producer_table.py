@@ -474,7 +474,7 @@ class ProducerTable:
                     f"the shard remembers the sequences of {self._rows.count} (producer, topic, queue) entries and "
                     f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
                     f"({self.limit_option}), and too few were unused for {self.expiry_ms / 3_600_000:g} hours "
-                    "(producer_expiry_hours). Use fewer producers or queues, staged writes for streams, or "
+                    "(producer_expiry_hours). Use fewer producers or queues, a longer trigger interval of streams, or "
                     "a store with a higher limit",
                     field="producer",
                     limit=self.entries_max,

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from raymq.cluster.messages.keys import key_properties
 from raymq.cluster.staged import staged_writer
-from raymq.cluster.staged.committer import CommitResult, Committer
+from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
-from raymq.cluster.staged.write_commit import StagedRows, WriteDecision
+from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Rejected, Unavailable
-from raymq.store.base.format import DECISIONS_TOPIC
 from raymq.store.records.record import PUT_SCHEMA
-from raymq.store.records.requests import PutRequest
-from raymq.store.services.write_decisions import BATCHES_SHARED, StreamBatch, body_of
 from tests.support.served_shard import ServedShard
 
 
@@ -75,7 +71,7 @@ def found(shard: ServedShard, topic: str) -> list[Any]:
         return messages
 
 
-def check_rows(shard: ServedShard, topic: str, rows: Iterable[int]) -> None:
+def check_rows(shard: ServedShard, topic: str, rows: range) -> None:
     messages = found(shard, topic)
     assert sorted(message.body for message in messages) == sorted(b"row-%d" % row for row in rows)
     for message in messages:
@@ -146,6 +142,12 @@ def test_other_rows_under_the_same_write_id_are_refused(shard: ServedShard, topi
     with pytest.raises(Rejected, match="was committed before with 10 other rows"):
         committer.commit(f"{topic}/1", stage(shard, topic, range(11)))
     check_rows(shard, topic, range(10))
+    # Unless the caller knows that a repetition may have others: then those of the first commit count.
+    staged = stage(shard, topic, range(11))
+    assert (
+        Committer(Routes.of(shard.cluster)).commit(f"{topic}/1", staged, takes_other_rows=True).rows
+        == 10
+    )
     assert committer.commit(f"{topic}/2", StagedRows.joined([])).rows == 0
 
 
@@ -247,10 +249,6 @@ def test_rows_are_not_committed_long_after_they_were_staged(shard: ServedShard, 
         ("publish_rows", {"ranges": [[1, 0, 2, 4]]}, "ranges"),
         ("publish_rows", {"topic": "missing"}, "topic"),
         ("publish_rows", {"write_id": None}, "write_id"),
-        ("publish_rows", {"stream": 1}, "stream"),
-        ("publish_rows", {"stream": "s", "batch": -1}, "batch"),
-        ("publish_rows", {"first_sequence": "1"}, "first_sequence"),
-        ("decide_write", {"decision": {"write_id": "w", "staged_ms": 1, "stream": 1}}, "stream"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(
@@ -261,151 +259,3 @@ def test_wrong_arguments_are_refused_by_name(
     with pytest.raises(Rejected) as refused:
         Routes.of(shard.cluster).call(0, op, arguments)
     assert refused.value.field == field
-
-
-# --- batches of a stream --------------------------------------------------------------------------
-
-
-def commit_batch(
-    shard: ServedShard, topic: str, number: int, rows: range, *, routes: Any = None
-) -> CommitResult:
-    """Stage rows, and commit them as a batch of the stream that has the topic's name."""
-    committer = Committer(routes or Routes.of(shard.cluster))
-    return committer.commit(StreamBatch(topic, number), stage(shard, topic, rows))
-
-
-def remembered(shard: ServedShard, topic: str) -> int:
-    """How many entries the table of producers has of a topic's queues, and of decisions."""
-    table = shard.host.store.state.producers
-    numbers = [n for n, (name, _) in enumerate(table.queues) if name in (topic, DECISIONS_TOPIC)]
-    return sum(int(np.isin(rows["queue"], numbers).sum()) for rows in table.entries())
-
-
-def test_all_batches_of_a_stream_are_remembered_in_the_place_of_one(
-    shard: ServedShard, topic: str
-) -> None:
-    before = remembered(shard, topic)
-    for number in range(20):
-        done = commit_batch(shard, topic, number, range(10 * number, 10 * number + 10))
-        assert (done.rows, done.is_repeated) == (10, False)
-    check_rows(shard, topic, range(200))
-    assert remembered(shard, topic) - before == 3 + 1, "each queue, and the decisions"
-
-
-def test_a_repeated_batch_stores_nothing_also_with_other_rows(
-    shard: ServedShard, topic: str
-) -> None:
-    # A stream may begin with any number, and leave some out.
-    commit_batch(shard, topic, 3, range(10))
-    commit_batch(shard, topic, 7, range(10, 30))
-    for rows in (range(10, 30), range(100, 140), range(100, 101)):
-        done = commit_batch(shard, topic, 7, rows)
-        assert (done.rows, done.is_repeated) == (20, True)
-    commit_batch(shard, topic, 8, range(30, 40))
-    check_rows(shard, topic, range(40))
-
-
-def test_a_batch_before_the_last_one_is_committed_already(shard: ServedShard, topic: str) -> None:
-    # A copy of a checkpoint begins with an earlier batch.
-    for number in range(5):
-        commit_batch(shard, topic, number, range(10 * number, 10 * number + 10))
-    for number in range(5):
-        done = commit_batch(shard, topic, number, range(100, 105))
-        assert done.is_repeated
-    commit_batch(shard, topic, 5, range(50, 60))
-    check_rows(shard, topic, range(60))
-
-
-def test_a_batch_without_rows_changes_nothing(shard: ServedShard, topic: str) -> None:
-    commit_batch(shard, topic, 0, range(10))
-    assert commit_batch(shard, topic, 1, range(0)).rows == 0
-    assert commit_batch(shard, topic, 1, range(0)).rows == 0
-    assert commit_batch(shard, topic, 0, range(0)).is_repeated
-    commit_batch(shard, topic, 2, range(10, 20))
-    check_rows(shard, topic, range(20))
-
-
-def test_a_stream_goes_on_with_other_producers_after_many_batches(
-    shard: ServedShard, topic: str
-) -> None:
-    for number in (BATCHES_SHARED - 1, BATCHES_SHARED, BATCHES_SHARED + 1):
-        first = 10 * (number - BATCHES_SHARED + 1)
-        commit_batch(shard, topic, number, range(first, first + 10))
-    for number in (BATCHES_SHARED - 1, BATCHES_SHARED, BATCHES_SHARED + 1):
-        assert commit_batch(shard, topic, number, range(10)).is_repeated
-    check_rows(shard, topic, range(30))
-
-
-@pytest.mark.parametrize("is_sent", [False, True])
-@pytest.mark.parametrize("calls", [0, 1, 2, 3, 4])
-def test_a_batch_that_ended_in_the_middle_is_completed_by_another_process(
-    shard: ServedShard, topic: str, calls: int, is_sent: bool
-) -> None:
-    commit_batch(shard, topic, 0, range(10))
-    ending: Any = EndingRoutes(Routes.of(shard.cluster), calls, is_sent=is_sent)
-    with pytest.raises(KeyboardInterrupt):
-        commit_batch(shard, topic, 1, range(10, 30), routes=ending)
-    # The plan gives other rows now. Those of the first run count if its decision was stored.
-    done = commit_batch(shard, topic, 1, range(30, 40))
-    assert done.is_repeated == (calls > 1 or (calls == 1 and is_sent))
-    rows = range(30) if done.is_repeated else [*range(10), *range(30, 40)]
-    check_rows(shard, topic, rows)
-    # A committer of before that is not dead.
-    assert commit_batch(shard, topic, 1, range(10, 30)).is_repeated
-    check_rows(shard, topic, rows)
-
-
-def test_committers_that_race_publish_a_batch_once(shard: ServedShard, topic: str) -> None:
-    commit_batch(shard, topic, 0, range(30))
-    results: list[CommitResult] = []
-    attempts = [stage(shard, topic, range(30, 90)) for _ in range(4)]
-
-    def commit(staged: StagedRows) -> None:
-        committer = Committer(Routes.of(shard.cluster))
-        results.append(committer.commit(StreamBatch(topic, 1), staged))
-
-    threads = [threading.Thread(target=commit, args=(staged,)) for staged in attempts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(result.is_repeated for result in results) == [False, True, True, True]
-    check_rows(shard, topic, range(90))
-
-
-def test_a_batch_that_was_committed_before_batches_shared_producers_counts(
-    shard: ServedShard, topic: str
-) -> None:
-    Committer(Routes.of(shard.cluster)).commit(f"{topic}/4", stage(shard, topic, range(10)))
-    assert commit_batch(shard, topic, 4, range(20, 25)).is_repeated
-    commit_batch(shard, topic, 5, range(10, 20))
-    check_rows(shard, topic, range(20))
-
-
-def test_batches_survive_a_restart_of_the_shard(tmp_path: Path) -> None:
-    with ServedShard(tmp_path / "shard") as shard:
-        shard.start_flusher()
-        shard.cluster.create_topic("t", queues=3)
-        for number in range(3):
-            commit_batch(shard, "t", number, range(10 * number, 10 * number + 10))
-            shard.down()
-            shard.up()
-            assert commit_batch(shard, "t", number, range(100, 110)).is_repeated
-        check_rows(shard, "t", range(30))
-
-
-def test_only_its_committer_decides_on_a_batch(shard: ServedShard, topic: str) -> None:
-    staged = stage(shard, topic, range(3))
-    decision = WriteDecision(f"{topic}/0", staged, StreamBatch(topic, 0))
-    batch = pa.record_batch(
-        [[body_of(decision.to_json())], pa.nulls(1, pa.string()), pa.nulls(1, pa.binary()), [0]],
-        schema=PUT_SCHEMA,
-    )
-    for producer_id, epoch in (
-        (StreamBatch(topic, 0).rows_producer_id, 1),
-        (StreamBatch(topic, 0).decisions_producer_id, 2),
-        (None, 0),
-    ):
-        request = PutRequest(DECISIONS_TOPIC, 0, batch, producer_id, epoch, 0, "quorum")
-        with pytest.raises(Rejected, match="takes the one decision of a write"):
-            shard.host.store.put(request)

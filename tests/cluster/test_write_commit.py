@@ -8,38 +8,30 @@ from dataclasses import dataclass, field
 import pytest
 
 from raymq.cluster.staged.write_commit import (
-    BatchBegun,
-    BeginBatch,
     CommitEffect,
-    CommitEvent,
     Decide,
     Decided,
     PartPublished,
     StagedPart,
     StagedRows,
-    Superseded,
     WriteCommit,
     WriteDecision,
 )
 from raymq.store.services.staged_rows import StagedRange
-from raymq.store.services.write_decisions import StreamBatch
 
 #: queues of a write, and rows for each
 QUEUES = (0, 1)
 ROWS = 2
 CRASHES = 3
-#: a batch of a stream, and the rows that each queue has of those before it
-BATCH = StreamBatch("s", 5)
-ROWS_BEFORE = 4
 
 
-def decision_of(attempt: int, batch: StreamBatch | None = None) -> WriteDecision:
+def decision_of(attempt: int) -> WriteDecision:
     """The rows of one attempt: the same rows as those of others, staged elsewhere."""
     parts = tuple(
         StagedPart("t", queue, queue, (StagedRange(attempt, 10 * attempt, 10 * attempt + 1, ROWS),))
         for queue in QUEUES
     )
-    return WriteDecision("w", StagedRows(parts, fingerprint=7, staged_ms=attempt), batch)
+    return WriteDecision("w", StagedRows(parts, fingerprint=7, staged_ms=attempt))
 
 
 @dataclass
@@ -47,30 +39,19 @@ class Cluster:
     """What the shards keep: the first decision, and the rows in each queue."""
 
     first: WriteDecision | None = None
-    #: of the producer in each queue
-    rows_before: int = 0
     #: queue -> attempt that staged each of its rows
     rows: dict[int, list[int]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
 
-    def perform(self, effect: CommitEffect) -> CommitEvent:
+    def perform(self, effect: CommitEffect) -> Decided | PartPublished:
         """One call: a publication gets one row further."""
-        if isinstance(effect, BeginBatch):
-            queue = effect.shard
-            return BatchBegun(effect.topic, queue, {queue: self._stored(queue)})
         if isinstance(effect, Decide):
             self.first = self.first or effect.decision
             return Decided(self.first)
-
         part = effect.part
-        assert part.first_sequence <= self._stored(part.queue_id), "a gap in the sequences"
-        if self._stored(part.queue_id) < part.first_sequence + part.rows:
-            self.rows[part.queue_id].append(part.ranges[0].producer_id)
-        done = self._stored(part.queue_id) - part.first_sequence
-        return PartPublished(part, done, done >= part.rows)
-
-    def _stored(self, queue: int) -> int:
-        """The next sequence of the producer in a queue."""
-        return self.rows_before + len(self.rows[queue])
+        published = self.rows[part.queue_id]
+        if len(published) < part.rows:
+            published.append(part.ranges[0].producer_id)
+        return PartPublished(part, len(published), len(published) == part.rows)
 
     def check(self) -> None:
         """Every row is of the first decision."""
@@ -93,17 +74,13 @@ class Committer:
     effects: list[CommitEffect]
 
     @classmethod
-    def begun(cls, attempt: int, batch: StreamBatch | None = None) -> Committer:
-        machine = WriteCommit(decision_of(attempt, batch))
+    def begun(cls, attempt: int) -> Committer:
+        machine = WriteCommit(decision_of(attempt))
         return cls(machine, machine.begin())
 
 
 def explore(
-    cluster: Cluster,
-    committers: dict[int, Committer],
-    crashes: int,
-    seen: set[str],
-    batch: StreamBatch | None = None,
+    cluster: Cluster, committers: dict[int, Committer], crashes: int, seen: set[str]
 ) -> int:
     """Every order of calls and crashes from here on. Returns: how many ends there are."""
     state = repr((cluster.first and cluster.first.staged.staged_ms, cluster.rows, crashes)) + repr(
@@ -128,13 +105,13 @@ def explore(
                     current.effects += current.machine.step(event)
                     if current.machine.is_done:
                         assert world.is_whole
-                    ends += explore(world, others, crashes, seen, batch)
+                    ends += explore(world, others, crashes, seen)
                 else:
                     # It ends before the answer. Another process commits the same write.
                     del others[number]
                     attempt = 3 + crashes
-                    others[attempt] = Committer.begun(attempt, batch)
-                    ends += explore(world, others, crashes - 1, seen, batch)
+                    others[attempt] = Committer.begun(attempt)
+                    ends += explore(world, others, crashes - 1, seen)
     if not any(each.effects for each in committers.values()):
         assert all(each.machine.is_done for each in committers.values())
         assert cluster.is_whole
@@ -149,38 +126,9 @@ def test_two_committers_and_their_successors_publish_the_rows_of_the_first_decis
     assert len(seen) > 1000
 
 
-def test_two_committers_of_a_batch_publish_its_rows_after_those_of_the_batches_before() -> None:
-    seen: set[str] = set()
-    committers = {number: Committer.begun(number, BATCH) for number in (1, 2)}
-    assert explore(Cluster(rows_before=ROWS_BEFORE), committers, 1, seen, BATCH) > 0
-    assert len(seen) > 1000
-
-
-def test_a_batch_that_does_not_ask_for_its_sequences_is_found() -> None:
-    class Hasty(WriteCommit):
-        def begin(self) -> list[CommitEffect]:
-            return [Decide(self._own)]
-
-    machine = Hasty(decision_of(1, BATCH))
-    with pytest.raises(AssertionError):
-        explore(
-            Cluster(rows_before=ROWS_BEFORE), {1: Committer(machine, machine.begin())}, 0, set()
-        )
-
-
-def test_a_batch_is_committed_when_a_later_one_has_begun() -> None:
-    machine = WriteCommit(decision_of(1, BATCH))
-    first, _ = machine.begin()
-    assert isinstance(first, BeginBatch)
-    assert machine.step(Superseded()) == []
-    assert machine.step(BatchBegun("t", 1, {})) == []
-    assert machine.is_done
-    assert machine.is_repeated
-
-
 def test_a_committer_that_ignores_the_first_decision_is_found() -> None:
     class Stubborn(WriteCommit):
-        def step(self, event: CommitEvent) -> list[CommitEffect]:
+        def step(self, event: Decided | PartPublished) -> list[CommitEffect]:
             if isinstance(event, Decided):
                 event = Decided(self._own)
             return super().step(event)
@@ -221,5 +169,5 @@ def test_the_rows_of_tasks_are_joined_in_their_order() -> None:
     assert [each.producer_id for each in joined.parts[0].ranges] == [1, 2]
     assert joined.fingerprint == 14
     assert joined.staged_ms == 1
-    for decision in (WriteDecision("w", joined), WriteDecision("s/5", joined, BATCH)):
-        assert WriteDecision.from_json(decision.to_json()) == decision
+    decision = WriteDecision("w", joined)
+    assert WriteDecision.from_json(decision.to_json()) == decision

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raymq.store.base.errors import Fenced, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import STAGED_TOPIC
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
@@ -70,26 +70,15 @@ class World:
         confirm(self.store)
         return StagedRange(producer_id, appended.first_offset, appended.last_offset, rows)
 
-    def publish(
-        self, ranges: list[StagedRange], *, slices: int = 1 << 30, epoch: int = 0, first: int = 0
-    ) -> bool:
-        """Publish for so many slices. Args: `first`: sequence of the first row. Returns: whether all is published."""
+    def publish(self, ranges: list[StagedRange], *, slices: int = 1 << 30) -> bool:
+        """Publish for so many slices. Returns: whether all is published."""
         left = [slices]
 
         def is_over() -> bool:
             left[0] -= 1
             return left[0] <= 0
 
-        found = publish(
-            self.store,
-            "t",
-            1,
-            producer_id=WRITE,
-            ranges=ranges,
-            is_over=is_over,
-            epoch=epoch,
-            first_sequence=first,
-        )
+        found = publish(self.store, "t", 1, producer_id=WRITE, ranges=ranges, is_over=is_over)
         confirm(self.store)
         return found.is_complete
 
@@ -253,34 +242,6 @@ def test_a_publication_goes_on_where_it_was_killed(
     assert calls >= 7
     assert world.bodies() == [b"%d" % row for row in range(51)]
     assert world.publish(ranges, slices=1)
-
-
-def test_the_rows_of_batches_follow_each_other_also_when_a_publication_is_broken_off(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("raymq.store.services.staged_rows.SLICE_ROWS", 3)
-    bodies = [b"%d" % number for number in range(24)]
-    batches = [world.stage(bodies[at : at + 8], sequence=at) for at in (0, 8, 16)]
-    with pytest.raises(Unavailable, match="took published rows back"):
-        world.publish([batches[1]], epoch=2, first=8)
-
-    for number, staged in enumerate(batches):
-        where = {"epoch": number + 1, "first": 8 * number}
-        # It is broken off after three rows, and begun again.
-        assert not world.publish([staged], slices=1, **where)
-        assert world.publish([staged], **where)
-        assert world.publish([staged], **where)
-        assert world.bodies() == bodies[: 8 * number + 8]
-    assert world.publish([batches[0]], epoch=1), "all of it is stored"
-    assert world.bodies() == bodies
-
-
-def test_a_publication_is_fenced_by_a_later_batch(world: World) -> None:
-    staged = world.stage([b"a", b"b"])
-    assert world.store.inner_put.fence_producer(WRITE, 3) is not None
-    with pytest.raises(Fenced):
-        world.publish([staged], epoch=2)
-    assert world.bodies() == []
 
 
 def test_a_decision_that_names_other_rows_is_refused(world: World) -> None:
