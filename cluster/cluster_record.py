@@ -85,6 +85,8 @@ class ClusterRecord:
     transient_pool: bool = False
     #: hours for which a full file of messages is kept. A later start may change it
     file_reserved_hours: float = StoreConfig.file_reserved_hours
+    #: hours for which a full table remembers a producer. A later start may change it
+    producer_expiry_hours: float = StoreConfig.producer_expiry_hours
 
     @property
     def has_one_replica(self) -> bool:
@@ -250,6 +252,7 @@ class StartOptions:
     insecure: bool = False
     transient_pool: bool | None = None
     file_reserved_hours: float | None = None
+    producer_expiry_hours: float | None = None
 
     def given(self) -> dict[str, Any]:
         """The options that are not None, as fields of ClusterRecord."""
@@ -266,6 +269,7 @@ def store_config(record: ClusterRecord) -> StoreConfig:
         flush=record.flush,
         transient_pool=record.transient_pool,
         file_reserved_hours=record.file_reserved_hours,
+        producer_expiry_hours=record.producer_expiry_hours,
     )
 
 
@@ -293,7 +297,8 @@ def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecor
 def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
-    A later start may change flush, host, tls, insecure, transient_pool and file_reserved_hours. It ends each drain.
+    A later start may change flush, host, tls, insecure, transient_pool, file_reserved_hours and producer_expiry_hours.
+    It ends each drain.
     Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()

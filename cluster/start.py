@@ -84,6 +84,7 @@ def start(
     flush: Flush | None = None,
     transient_pool: bool | None = None,
     file_reserved_hours: float | None = None,
+    producer_expiry_hours: float | None = None,
     address: str | None = None,
     ephemeral: bool = False,
     segment_size_bytes: int | None = None,
@@ -125,6 +126,10 @@ def start(
             False by default.
         file_reserved_hours: hours after its newest message for which a full file is kept; 72 by default. May change at
             each start. More hours cost disk space.
+        producer_expiry_hours: hours without a message after which a full table of producers forgets one; 168 by
+            default, 1 at least. A shard remembers a million (producer, topic, queue). With fewer hours more new
+            producers may come, such as those of a stream's batches. A message or a write that is repeated later than
+            that may be stored twice. May change at each start.
         address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
             the one in RAY_ADDRESS, else a new Ray on this machine that lives until `stop`.
         ephemeral: accept a data directory that does not survive a reboot (/tmp, tmpfs). False by default.
@@ -165,6 +170,7 @@ def start(
         insecure=insecure,
         transient_pool=transient_pool,
         file_reserved_hours=file_reserved_hours,
+        producer_expiry_hours=producer_expiry_hours,
     )
 
     if host not in (None, NODE_HOST):

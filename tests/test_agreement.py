@@ -263,6 +263,8 @@ def test_the_numbers_in_the_text_of_start_are_the_defaults() -> None:
     pool = f"{STORE.transient_pool_slices} x {STORE.transient_pool_slice_bytes // MIB} MiB"
     assert pool in text
     assert ClusterRecord.file_reserved_hours == STORE.file_reserved_hours
+    assert f"{STORE.producer_expiry_hours:g} by default" in text
+    assert ClusterRecord.producer_expiry_hours == STORE.producer_expiry_hours
 
 
 @pytest.mark.parametrize(

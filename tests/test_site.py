@@ -128,7 +128,13 @@ def test_the_configuration_page_has_every_option_with_a_text() -> None:
 def test_options_of_a_store_that_a_cluster_takes_are_marked() -> None:
     options = {option.name: option for option in pages.store_options()}
     taken = {name for name, option in options.items() if option.given != "embedded only"}
-    assert taken == {"segment_size_bytes", "flush", "transient_pool", "file_reserved_hours"}
+    assert taken == {
+        "segment_size_bytes",
+        "flush",
+        "transient_pool",
+        "file_reserved_hours",
+        "producer_expiry_hours",
+    }
     assert options["segment_size_bytes"].changes == "decided at the first start"
     assert options["flush"].changes == "each start may change it"
     assert options["flush"].given == "`start(flush=)`, flag `--flush`"

@@ -208,6 +208,10 @@ def _start(parsers: Any) -> None:
         "--file-reserved-hours HOURS",
         "how many hours a full file of messages is kept at least (default: as at the last start, at first 72)",
     )
+    start.decimal(
+        "--producer-expiry-hours HOURS",
+        "how many hours a full table of producers remembers each of them (default: as at the last start, at first 168)",
+    )
     start.option(
         "--transient-pool",
         "append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last start, at first off)",

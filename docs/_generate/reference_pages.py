@@ -285,6 +285,7 @@ _OTHER: dict[str, Any] = {
     "host": "node",
     "transient_pool": True,
     "file_reserved_hours": 1.0,
+    "producer_expiry_hours": 1.0,
     "insecure": True,
 }
 

@@ -24,6 +24,7 @@ _RANGES = {
     "disk_space_warning_level_ratio": (35, 99),
     "delete_file_batch_max": (1, 1_000_000),
     "file_reserved_hours": (0, 1_000_000),
+    "producer_expiry_hours": (1, 1_000_000),
 }
 
 

@@ -475,7 +475,7 @@ class ProducerTable:
                     f"{self._epoch_rows.count} producers, the limit is {self.entries_max} "
                     f"({self.limit_option}), and too few were unused for {self.expiry_ms / 3_600_000:g} hours "
                     "(producer_expiry_hours). Use fewer producers or queues, a longer trigger interval of streams, or "
-                    "a store with a higher limit",
+                    "start the cluster with fewer hours",
                     field="producer",
                     limit=self.entries_max,
                 )

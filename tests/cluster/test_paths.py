@@ -294,22 +294,26 @@ def test_known_clusters_are_those_whose_directory_still_exists(
     assert cluster_record.known_clusters(files) == {"kept": str(tmp_path / "kept")}
 
 
-def test_how_long_messages_are_kept_may_change_at_each_start_and_reaches_the_store(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("option", "default", "wrong"),
+    [("file_reserved_hours", 72, -1), ("producer_expiry_hours", 168, 0.5)],
+)
+def test_how_long_something_is_kept_may_change_at_each_start_and_reaches_the_store(
+    tmp_path: Path, option: str, default: float, wrong: float
 ) -> None:
     cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
 
-    def store_options(**changes: object) -> dict[str, Any]:
-        wanted = StartOptions(**changes)  # type: ignore[arg-type]
+    def store_options(hours: float) -> dict[str, Any]:
+        wanted = StartOptions(**{option: hours})  # type: ignore[arg-type]
         return plan_start(cluster_paths, wanted, ephemeral=False, files=files).options
 
     made = record()
-    assert made.file_reserved_hours == 72
-    week = resume(made, file_reserved_hours=168)
-    assert week.file_reserved_hours == 168
-    assert resume(week).file_reserved_hours == 168
-    assert record(file_reserved_hours=1).file_reserved_hours == 1
-    assert store_options(file_reserved_hours=168)["file_reserved_hours"] == 168
+    assert getattr(made, option) == default
+    other = resume(made, **{option: 100})
+    assert getattr(other, option) == 100
+    assert getattr(resume(other), option) == 100
+    assert getattr(record(**{option: 1}), option) == 1
+    assert store_options(100)[option] == 100
     with pytest.raises(Rejected) as caught:
-        store_options(file_reserved_hours=-1)
-    assert caught.value.field == "file_reserved_hours"
+        store_options(wrong)
+    assert caught.value.field == option
