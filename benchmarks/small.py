@@ -4,7 +4,7 @@ It measures producers that wait for each receipt, producers with some messages i
 on their way to a consumer at fixed rates. Small batches also go over up to 1,000 topics and to clusters of up to 4
 shards. All messages are durable before their receipts, with the default options. The limits are a Flight echo and an
 fdatasync, measured in the same round. The peer is Redis 7 with `appendfsync always` and XADD, driven by its own C
-client `redis-benchmark`, if `redis-server` is installed.
+client `redis-benchmark` right before the figure that is compared with it, if `redis-server` is installed.
 
 Each figure is a median of three rounds, a ratio the median of the rounds' ratios. `--busy` runs a process that computes
 on each core at the same time. CPU times are of CommitLog, its satellites and this process, per message or per batch.
