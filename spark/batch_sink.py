@@ -46,7 +46,8 @@ def stream_sink(
         topic: an existing topic. None (default): the column `topic` names that of each row. The columns are those of
             `write`.
         query: the first part of the names of the writes; None (default): the id of the query. Two sinks of one query
-            that write to the same cluster each need a name of their own, which stays across restarts.
+            that write to the same cluster each need a name of their own, which stays across restarts. With a new
+            checkpoint batches begin at 0 again, so a name that was used before would drop them as repeated ones.
 
     Guarantees:
         When a batch is complete, a majority of the replicas has every row of it once.
