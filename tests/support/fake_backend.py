@@ -30,6 +30,7 @@ from raymq.store.records import record
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.state.shard_state import ShardState, TopicInfo
+from tests.support.waiting import until
 
 TOKEN = "t0ken"
 CLUSTER_ID = "c" * 32
@@ -356,8 +357,20 @@ class FakeCluster:
             self.up(shard)
 
     def up(self, shard: int = 0, port: int = 0) -> int:
-        """Start a shard's server. Its memory is what it was."""
-        server = serve(self.backends[shard], host="127.0.0.1", port=port, token=TOKEN)
+        """Start a shard's server. Its memory is what it was.
+
+        Args: `port`: one that a server had. A client that looks for it there may be connected to itself for a moment.
+        """
+        served: list[Server] = []
+
+        def try_to_serve() -> None:
+            try:
+                served.append(serve(self.backends[shard], host="127.0.0.1", port=port, token=TOKEN))
+            except pa.ArrowException:
+                threading.Event().wait(0.02)
+
+        until(lambda: bool(served), try_to_serve)
+        (server,) = served
         self.servers[shard] = server
         self.endpoints[shard] = f"127.0.0.1:{server.port}"
         for backend in self.backends:
