@@ -298,7 +298,7 @@ def test_known_clusters_are_those_whose_directory_still_exists(
     ("option", "default", "wrong"),
     [("file_reserved_hours", 72, -1), ("producer_expiry_hours", 168, 0.5)],
 )
-def test_how_long_something_is_kept_may_change_at_each_start_and_reaches_the_store(
+def test_the_hours_of_messages_and_producers_may_change_at_each_start_and_reach_the_store(
     tmp_path: Path, option: str, default: float, wrong: float
 ) -> None:
     cluster_paths, files = paths.ClusterPaths(tmp_path), Files()

@@ -329,7 +329,7 @@ def test_a_topic_that_is_durable_waits_for_no_later_put(shard: ServedShard) -> N
 def test_a_fence_is_not_answered_before_it_is_confirmed_also_the_second_time(
     unsynced: ServedShard,
 ) -> None:
-    # Another replica may lead, and have rows of earlier batches that this one lacks.
+    # Another replica may lead, and have rows of earlier attempts that this one lacks.
     fence = {"producer_id": 7, "epoch": 3, "topic": "t"}
     for _ in range(2):
         with pytest.raises(DeliveryUnknown):

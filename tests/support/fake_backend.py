@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,8 @@ from raymq.store.state.shard_state import ShardState, TopicInfo
 from tests.support.waiting import until
 
 TOKEN = "t0ken"
+#: how long a client may hold the port of a server that starts again
+PORT_TAKEN_S = 10.0
 CLUSTER_ID = "c" * 32
 
 
@@ -362,11 +365,14 @@ class FakeCluster:
         Args: `port`: one that a server had. A client that looks for it there may be connected to itself for a moment.
         """
         served: list[Server] = []
+        end_s = time.monotonic() + PORT_TAKEN_S
 
         def try_to_serve() -> None:
             try:
                 served.append(serve(self.backends[shard], host="127.0.0.1", port=port, token=TOKEN))
-            except pa.ArrowException:
+            except pa.ArrowException as error:
+                if not port or time.monotonic() > end_s:
+                    raise AssertionError(f"no server at port {port}") from error
                 threading.Event().wait(0.02)
 
         until(lambda: bool(served), try_to_serve)
