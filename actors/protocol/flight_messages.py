@@ -12,7 +12,9 @@ app_metadata and its rows as an Arrow batch:
                   replica may answer
                <- per queue {"id","queue","end","first_offset","next_offset","min_offset","max_offset"} + FETCH_SCHEMA,
                   or {"id","queue","end","error"}. "end" is true in the last message of an answer. Without a queue
-                  {"id","end":true} or {"id","error"}. After "seen_epoch" also "epoch"
+                  {"id","end":true} or {"id","error"}. After "seen_epoch" also "epoch".
+                  Few records travel without an Arrow batch: the size of the JSON in 4 bytes, the JSON with "rows",
+                  rows + 1 offsets of 4 bytes, little endian, and the records
     replicate  frames of raymq.replication.wire in both directions: the size of the header in 4 bytes, the header, and
                   up to INLINE_BYTES_MAX log bytes. More log bytes come as FRAME_SCHEMA
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import json
 import struct
+from array import array
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +43,12 @@ FRAME_SCHEMA = pa.schema([pa.field("bytes", pa.large_binary(), nullable=False)])
 
 #: log bytes that travel without an Arrow batch, which costs both sides as much as the rest of a small frame
 INLINE_BYTES_MAX = 32 << 10
+#: so many records of a fetch, or fewer, travel without one
+INLINE_ROWS_MAX = 64
 _HEADER_SIZE = struct.Struct(">I")
+#: an offset of a record
+_EDGE = struct.Struct("<i")
+_EDGE_BYTES = _EDGE.size
 
 AUTHORIZATION = "authorization"
 
@@ -53,9 +61,13 @@ ACK_TEMPLATE = (
 )
 
 
+#: kept, because `json.dumps` would make one for each call
+_JSON = json.JSONEncoder(separators=(",", ":"))
+
+
 def pack(value: dict[str, Any]) -> bytes:
     """Metadata as compact JSON."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
 def unpack(data: Any) -> dict[str, Any]:
@@ -99,6 +111,46 @@ def unpack_frame(metadata: Any, batch: pa.RecordBatch | None) -> tuple[bytes, me
     if end == len(data):
         return header, frame_body(batch)
     return header, memoryview(data)[end:]
+
+
+def pack_records(head: dict[str, Any], records: pa.Array) -> tuple[bytes, pa.RecordBatch | None]:
+    """The records of one queue as metadata and batch. Args: `records`: one or more."""
+    rows = len(records)
+    if rows <= INLINE_ROWS_MAX and not records.offset:
+        _, edges, data = records.buffers()
+        edges = memoryview(edges)[: _EDGE_BYTES * (rows + 1)]
+        begin, end = _EDGE.unpack_from(edges)[0], _EDGE.unpack_from(edges, _EDGE_BYTES * rows)[0]
+        if not begin and end <= INLINE_BYTES_MAX:
+            json_head = pack({**head, "rows": rows})
+            size = _HEADER_SIZE.pack(len(json_head))
+            return b"".join((size, json_head, edges, memoryview(data)[:end])), None
+    return pack(head), pa.record_batch([records], schema=FETCH_SCHEMA)
+
+
+def unpack_records(
+    metadata: pa.Buffer | None, batch: pa.RecordBatch | None
+) -> tuple[dict[str, Any], pa.Array | None]:
+    """A message of a fetch's answer: its JSON, and its records or None. Raises: ValueError for another message."""
+    if metadata is None or not metadata.size or memoryview(metadata)[0]:
+        # JSON begins with a brace, the size of a JSON that is no longer than 16 MiB with a 0.
+        return unpack(metadata), None if batch is None else batch.column(0)
+
+    begin = _HEADER_SIZE.size
+    if metadata.size < begin:
+        raise ValueError("the message has no records")
+    edges_at = begin + _HEADER_SIZE.unpack_from(metadata)[0]
+    head = unpack(memoryview(metadata)[begin:edges_at])
+    rows = int(head["rows"])
+    data_at = edges_at + _EDGE_BYTES * (rows + 1)
+    if rows < 1 or data_at > metadata.size:
+        raise ValueError(f"a message of {metadata.size} bytes cannot hold {rows} records")
+
+    # A copy, because Arrow needs it aligned.
+    edges = array("i", memoryview(metadata)[edges_at:data_at].tobytes())
+    data = metadata.slice(data_at)
+    if edges[0] or edges[-1] != data.size or list(edges) != sorted(edges):
+        raise ValueError("the offsets of the records are wrong")
+    return head, pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(edges), data])
 
 
 def frame_batch(body: Any) -> pa.RecordBatch:

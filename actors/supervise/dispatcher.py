@@ -22,6 +22,8 @@ CONFIRMED_WAIT_MS = 10_000
 DISPATCH_RETRY_S = 0.2
 #: how often to check without a wakeup
 CHECK_S = 1.0
+#: how long `stop` waits for the slice that a read dispatches
+STOP_WAIT_S = 2.0
 #: confirmed bytes that end a linger: a follower that takes over dispatches no more than these first
 LINGER_BYTES_MAX = 8 << 20
 
@@ -29,8 +31,9 @@ LINGER_BYTES_MAX = 8 << 20
 class Dispatcher:
     """The read side of one replica. Threads: `run` has one of its own, any may call `wake` and `fetch`.
 
-    A read that finds nothing waits in the lists of its queues, and only a dispatch into one of them wakes the read.
-    Reads hold no lock while they read, so that a slow disk delays only the reader that needs it.
+    A read that finds nothing waits in the lists of its queues. Only a message of one of them wakes the read, as soon
+    as the message is confirmed, and the read dispatches it: waking another thread for that takes five times as long as
+    the dispatch. Reads hold no lock while they read, so that a slow disk delays only the reader that needs it.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class Dispatcher:
     def _step(self) -> bool:
         """Dispatch a slice. Returns: whether there may be more."""
         with self._run_lock:
+            if self._stopping:
+                return False
             before = self._store.dispatched
             try:
                 after = self._store.dispatch(self._store.log.confirmed)
@@ -112,15 +117,16 @@ class Dispatcher:
             yield
 
     def _linger(self) -> None:
-        """Wait until several units can be dispatched together, unless a reader waits for one of them."""
-        if not (self._awaiting or self._stopping or self._reader_waits_for_confirmed()):
+        """Let several units gather, unless readers may wait for some that only the log has."""
+        if not (self._awaiting or self._stopping or self._queues_to_wake() is None):
             self._urgent.wait(self.linger_s)
         self._urgent.clear()
 
-    def _reader_waits_for_confirmed(self) -> bool:
-        return bool(self._waiting_reads) and self._store.reput.concerns(
-            self._waiting_reads, self._store.log.confirmed
-        )
+    def _queues_to_wake(self) -> set[QueueKey] | None:
+        """The queues with waiting reads and confirmed messages to dispatch; None: any may have some in the log."""
+        if not self._waiting_reads:
+            return set()
+        return self._store.reput.concerned(self._waiting_reads, self._store.log.confirmed)
 
     def wake(self) -> None:
         """The confirmed end has moved, or may have. Callers: any thread, after the move."""
@@ -129,18 +135,21 @@ class Dispatcher:
             self._wake.set()
         if self._urgent.is_set():
             return
+        queues = self._queues_to_wake()
         undispatched = self._store.log.confirmed - self._store.dispatched
-        if undispatched > LINGER_BYTES_MAX or (
-            self._waiting_reads and self._reader_waits_for_confirmed()
-        ):
+        if queues is None or undispatched > LINGER_BYTES_MAX:
             self._urgent.set()
+        else:
+            self._wake_reads(queues)
 
     def stop(self) -> None:
-        """End `run`, and every read that waits."""
+        """End `run`, and every read that waits. No read dispatches after that, unless the disk hangs."""
         self._stopping = True
         self._wake.set()
         self._urgent.set()
         self.wake_readers()
+        if self._run_lock.acquire(timeout=STOP_WAIT_S):
+            self._run_lock.release()
 
     def wake_readers(self) -> None:
         """Let all reads that wait check again."""
@@ -184,6 +193,8 @@ class Dispatcher:
         with self._registered(request) as woken:
             while True:
                 woken.clear()
+                if self._awaits_dispatch(request, self._store.log.confirmed):
+                    self._dispatch_for_read()
                 # Checked before the queues are read: a dispatch between the two is not missed.
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
                 found = self._read(request)
@@ -200,6 +211,15 @@ class Dispatcher:
                 if self._awaits_dispatch(request, self._store.log.confirmed):
                     self._urgent.set()
                 woken.wait(left_ms / 1000)
+
+    def _dispatch_for_read(self) -> None:
+        """Dispatch a slice in the thread of a read."""
+        try:
+            self._step()
+        except (OSError, StorageFull):
+            # The dispatch thread tries again and reports the failure.
+            self._wake.set()
+            self._urgent.set()
 
     @contextlib.contextmanager
     def _registered(self, request: FetchRequest) -> Iterator[threading.Event]:
@@ -289,9 +309,10 @@ class Dispatcher:
 
     def _read_queues(self, request: FetchRequest) -> list[FetchSlice]:
         slices: list[FetchSlice] = []
-        budget = request.max_bytes
+        budget, left = request.max_bytes, len(request.offsets)
 
         for queue_id, offset in request.offsets.items():
+            left -= 1
             try:
                 fetched = self._read_queue(request, queue_id, offset, max(budget, 1))
             except (OffsetOutOfRange, Corrupt) as error:
@@ -299,8 +320,9 @@ class Dispatcher:
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue
             if fetched.records is not None and len(fetched.records):
-                budget -= fetched.records.nbytes
                 slices.append(fetched._replace(first_offset=offset))
+                # Arrow takes long to count bytes, so those of the last queue are not counted.
+                budget -= fetched.records.nbytes if left else 0
                 if budget <= 0:
                     break
 

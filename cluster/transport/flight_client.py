@@ -288,22 +288,24 @@ class FlightFetchStream(_FlightStream):
         found: list[FetchSlice] = []
         while True:
             chunk = self._read()
-            meta = flight_messages.unpack(chunk.app_metadata)
+            try:
+                meta, records = flight_messages.unpack_records(chunk.app_metadata, chunk.data)
+            except (ValueError, KeyError) as error:
+                raise Unavailable(f"not an answer of a shard: {error}", field="stream") from error
             if "queue" in meta:
-                found.append(_fetched(meta, chunk.data))
+                found.append(_fetched(meta, records))
             elif not meta.get("end"):
                 raise from_wire(meta["error"])
             if meta.get("end"):
                 return found
 
 
-def _fetched(meta: dict[str, Any], data: pa.RecordBatch | None) -> FetchSlice:
+def _fetched(meta: dict[str, Any], records: pa.Array | None) -> FetchSlice:
     """The answer for one queue."""
     queue_id = int(meta["queue"])
     if "error" in meta:
         return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"]))
     ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
-    records = None if data is None else data.column(0)
     return FetchSlice(
         queue_id, **ends, records=records, error=None, epoch=int(meta.get("epoch", 0))
     )

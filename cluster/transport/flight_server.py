@@ -196,8 +196,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         head |= {name: getattr(part, name) for name in flight_messages.SLICE_ENDS}
         if part.epoch:
             head["epoch"] = part.epoch
-        batch = pa.record_batch([part.records], schema=flight_messages.FETCH_SCHEMA)
-        send(flight_messages.pack(head), batch)
+        send(*flight_messages.pack_records(head, part.records))
 
     def _replicate(self, reader: Any, writer: Any) -> None:
         writer.begin(flight_messages.FRAME_SCHEMA)

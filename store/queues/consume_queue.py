@@ -5,6 +5,7 @@ Source: ConsumeQueue, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +282,18 @@ class ConsumeQueue:
         """
         return self._span(queue_offset, min(queue_offset + count, self.max_offset))
 
+    def read_packed(self, queue_offset: int, count: int) -> bytes:
+        """The bytes of `read`'s units, or of those in the first file. Raises: Corrupt for unreadable bytes."""
+        file = self._queue.find(queue_offset * fmt.QUEUE_UNIT_BYTES)
+        count = min(count, self.max_offset - queue_offset)
+        if file is None or count <= 0:
+            return b""
+        low = queue_offset - file.start // fmt.QUEUE_UNIT_BYTES
+        with contextlib.suppress(FileNotFoundError):
+            return self._packed_units(file, low, count)
+        # The file has been deleted.
+        return b""
+
     def _span(self, start: int, stop: int) -> QueueUnits:
         found = []
         while start < stop:
@@ -301,9 +314,11 @@ class ConsumeQueue:
 
     def _units(self, file: QueueFile, low: int, count: int) -> QueueUnits:
         """Units of a file from its `low`-th on, at most `count`."""
+        return np.frombuffer(self._packed_units(file, low, count), dtype=fmt.QUEUE_UNIT_DTYPE)
+
+    def _packed_units(self, file: QueueFile, low: int, count: int) -> bytes:
         count = min(count, self._file_units - low)
-        data = file.pread(count * fmt.QUEUE_UNIT_BYTES, low * fmt.QUEUE_UNIT_BYTES)
-        return np.frombuffer(data, dtype=fmt.QUEUE_UNIT_DTYPE)
+        return file.pread(count * fmt.QUEUE_UNIT_BYTES, low * fmt.QUEUE_UNIT_BYTES)
 
     def truncate(self, physical_offset: int) -> None:
         """Drop the units of records that end above `physical_offset`, and zero their bytes.

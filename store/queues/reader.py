@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pyarrow as pa
 
@@ -21,6 +23,8 @@ from .consume_queues import ConsumeQueues
 
 #: consume queue units read first; more if their records are short
 UNITS_FIRST = 1024
+#: without arrays each record costs 0.5 us, and an answer 15 us instead of 75
+FEW_RECORDS = 64
 #: copies of less than this cost less than another read
 NEIGHBOURS_MIN_BYTES = 256 << 10
 _NO_RECORDS = pa.array([], pa.binary())
@@ -57,7 +61,14 @@ class QueueReader:
         if count <= 0:
             return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
 
-        units = self._units_for(self._queues.get(topic, queue_id), offset, count, max_bytes)
+        queue = self._queues.get(topic, queue_id)
+        if count <= FEW_RECORDS:
+            few = self._few_neighbours(queue, offset, count, max_bytes)
+            if few is not None:
+                records, following = few
+                return FetchSlice(queue_id, offset, following, low, high, records, None)
+
+        units = self._units_for(queue, offset, count, max_bytes)
         if not len(units):
             # The message was deleted after the range was read.
             raise out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
@@ -81,6 +92,39 @@ class QueueReader:
         records = record.select(found.data, found.starts, found.sizes)
         return FetchSlice(queue_id, offset, offset + len(found.starts), low, high, records, None)
 
+    def _few_neighbours(
+        self, queue: ConsumeQueue, offset: int, count: int, max_bytes: int
+    ) -> tuple[pa.Array, int] | None:
+        """`fetch` of the few messages that a waiting reader gets: neighbours in one file. The fixed cost is a fifth.
+
+        Returns: the records and the offset after them; None: they are not such neighbours, or damaged or deleted.
+        """
+        begin = end = 0
+        edges = [0]
+        units = queue.read_packed(offset, count)
+        if len(units) < count * fmt.QUEUE_UNIT_BYTES:
+            return None
+        for position, size, _ in fmt.QUEUE_UNIT.iter_unpack(units):
+            if len(edges) == 1:
+                begin = end = position
+            if position != end or size < fmt.RECORD_MIN_BYTES or size == BLANK_SIZE:
+                return None
+            if edges[-1] + size > max_bytes and len(edges) > 1:
+                break
+            end += size
+            edges.append(end - begin)
+        if begin < 0 or end > self._file_start(begin) + self._file_size:
+            return None
+
+        try:
+            data = self._log.reads.raw(begin, end)
+        except (Corrupt, OffsetOutOfRange):
+            return None
+        offsets = pa.py_buffer(array("i", edges))
+        rows = len(edges) - 1
+        records = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(data)])
+        return records, offset + rows
+
     @staticmethod
     def _units_for(queue: ConsumeQueue, offset: int, count: int, max_bytes: int) -> QueueUnits:
         """Units from `offset` on: `count` units, or as many as have more than `max_bytes` of records."""
@@ -96,14 +140,14 @@ class QueueReader:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         within_bytes = max(1, int(sizes.cumsum().searchsorted(max_bytes, side="right")))
-        file_end = self._file_start(positions) + self._file_size
+        file_end = self._file_start(int(positions[0])) + self._file_size
         in_file = leading(positions[:within_bytes] < file_end)
         count = _neighbours(positions[:in_file], sizes[:in_file])
         return positions[:count], sizes[:count]
 
-    def _file_start(self, positions: Int64s) -> int:
-        """Start of the file that has the first record."""
-        return segment_start_of(int(positions[0]), self._file_size)
+    def _file_start(self, position: int) -> int:
+        """Start of the file that has a record."""
+        return segment_start_of(position, self._file_size)
 
     def _read_records(self, positions: Int64s, sizes: Int64s) -> Records:
         """Read records. Those after a bad sector are left out. Raises: Corrupt if the first record has it."""
@@ -132,7 +176,7 @@ class QueueReader:
     ) -> None:
         """Check units: a consume queue is a cache without a checksum. Raises: Corrupt for units that point at no
         record."""
-        starts = positions - self._file_start(positions)
+        starts = positions - self._file_start(int(positions[0]))
         ends = starts + sizes
         good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self._file_size)
         good[1:] &= starts[1:] >= ends[:-1]

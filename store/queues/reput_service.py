@@ -100,18 +100,19 @@ class ReputService:
         changed, self._changed_queues = self._changed_queues, set()
         return changed
 
-    def concerns(self, queues: Container[QueueKey], confirmed: int) -> bool:
-        """Whether the records to dispatch up to `confirmed` include, or may include, one of `queues`."""
+    def concerned(self, queues: Container[QueueKey], confirmed: int) -> set[QueueKey] | None:
+        """Those of `queues` that have records to dispatch up to `confirmed`; None: the records are in the log only."""
+        found: set[QueueKey] = set()
         with self._put_lock:
             if not self._pending or self._pending[0].start > self.dispatched:
-                # These records are in the log only.
-                return self.dispatched < confirmed
+                return None if self.dispatched < confirmed else found
             for unit in self._pending:
                 if unit.end > confirmed:
                     break
-                if unit.start >= self.dispatched and (unit.topic, unit.queue_id) in queues:
-                    return True
-        return False
+                key = (unit.topic, unit.queue_id)
+                if unit.start >= self.dispatched and key in queues:
+                    found.add(key)
+        return found
 
     def run(self, confirmed: int) -> int:
         """Dispatch up to `confirmed`, for at most about 2 ms. Returns: the dispatched end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -326,6 +327,53 @@ def test_replica_frames_go_both_ways(cluster: FakeCluster) -> None:
         stream.receive()
     stream.close()
     stopper.join()
+
+
+@pytest.mark.parametrize(
+    "rows", [1, 3, flight_messages.INLINE_ROWS_MAX, flight_messages.INLINE_ROWS_MAX + 1]
+)
+@pytest.mark.parametrize("size", [0, 100, 20_000])
+def test_records_come_as_they_went_with_a_batch_and_without(rows: int, size: int) -> None:
+    values = [bytes([row]) * (size + row) for row in range(rows)]
+    whole = pa.array([b"before", *values], pa.binary())
+    for records in (
+        pa.array(values, pa.binary()),
+        whole.slice(1),
+        whole.take(pa.array(range(1, rows + 1))),
+    ):
+        metadata, batch = flight_messages.pack_records({"id": 1, "queue": 2}, records)
+        head, found = flight_messages.unpack_records(pa.py_buffer(metadata), batch)
+        assert (head["id"], head["queue"]) == (1, 2)
+        assert found.to_pylist() == values
+        found.validate(full=True)
+    is_small = (
+        rows <= flight_messages.INLINE_ROWS_MAX
+        and sum(map(len, values)) <= flight_messages.INLINE_BYTES_MAX
+    )
+    assert (flight_messages.pack_records({}, pa.array(values, pa.binary()))[1] is None) == is_small
+
+
+def test_a_part_of_a_column_takes_only_its_own_bytes_along() -> None:
+    many = pa.array([bytes(1_000)] * 1_000, pa.binary())
+    metadata, batch = flight_messages.pack_records({}, many.slice(0, 2))
+    assert batch is None
+    assert len(metadata) < 2_100
+
+
+@pytest.mark.parametrize("place", ["head", "rows", "first", "order", "last", "short"])
+def test_records_with_wrong_offsets_are_refused(place: str) -> None:
+    metadata, _ = flight_messages.pack_records({}, pa.array([b"ab", b"cd"], pa.binary()))
+    json_size = int.from_bytes(metadata[:4], "big")
+    edges_at = 4 + json_size
+    assert metadata[4:edges_at] == b'{"rows":2}'
+    edges = {"first": (1, 2, 4), "order": (0, 5, 4), "last": (0, 2, 3)}.get(place, (0, 2, 4))
+    wrong = {
+        "head": b"\0\0\1\0" + metadata[4:],
+        "rows": metadata[:4] + b'{"rows":9}' + metadata[edges_at:],
+        "short": b"\0\0",
+    }.get(place, metadata[:edges_at] + struct.pack("<3i", *edges) + metadata[edges_at + 12 :])
+    with pytest.raises(ValueError, match="records|JSON|Expecting|Extra|codec"):
+        flight_messages.unpack_records(pa.py_buffer(wrong), None)
 
 
 ROWS = [

@@ -20,6 +20,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.clean import MANUAL_PASSES
 from raymq.store.log.recovery.snapshot_head import read_head
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.queues import reader as reader_module
 from raymq.store.records import record
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
@@ -468,14 +469,16 @@ def test_what_was_read_before_the_deletion_stays_as_it_was(shop: Shop) -> None:
         file.read(0, 8)
 
 
+@pytest.mark.parametrize("few", [True, False])
 def test_a_reader_between_range_and_bytes_hears_that_they_are_gone(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, few: bool
 ) -> None:
     shop.fill(3)
     shop.settle()
     queue = shop.store.consume_queues.get("t", 0)
     shop.clock.advance(4 * DAY_MS)
-    read = queue.read
+    method = "read_packed" if few else "read"
+    read = getattr(queue, method)
     for late in (False, True):
 
         def overtaken(offset: int, count: int, late: bool = late) -> object:
@@ -484,7 +487,9 @@ def test_a_reader_between_range_and_bytes_hears_that_they_are_gone(
             return units if late else read(offset, count)
 
         offset = queue.min_offset
-        monkeypatch.setattr(queue, "read", overtaken)
+        monkeypatch.setattr(queue, method, overtaken)
+        if not few:
+            monkeypatch.setattr(reader_module, "FEW_RECORDS", 0)
         with pytest.raises(OffsetOutOfRange) as refused:
             shop.store.fetch("t", 0, offset, max_bytes=1000, max_records=2)
         monkeypatch.undo()
