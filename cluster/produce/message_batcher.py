@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from raymq.cluster import forks
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
@@ -72,10 +73,14 @@ class MessageBatcher:
             if (alive := batcher()) is not None:
                 alive._send_answered(shard_sender)
 
+        routes = Routes.of(cluster)
         self.batch_sender = BatchSender(
-            Routes.of(cluster), on_answered=on_answered, clock=self._clock, **options
+            routes, on_answered=on_answered, clock=self._clock, **options
         )
+        self._cached_topic = routes.cached_topic
+        self._forks = forks.count
         self.config = self.batch_sender.config
+        self._batch_bytes = self.config.batch_bytes
         self.encoder = MessageEncoder(self.config, self._clock)
         self.limiter = self.batch_sender.limiter
         self._linger_s = self.config.linger_ms / 1000
@@ -98,7 +103,8 @@ class MessageBatcher:
 
     def send(self, message: EncodedMessage) -> SendFuture:
         """Send a message. Raises: as `Producer.send`."""
-        self._acquire(message.size)
+        if not self.limiter.acquire_nowait(message.size):
+            self._acquire(message.size)
         future, to_write = self.add(message)
         if to_write is not None:
             to_write.write_ready()
@@ -148,15 +154,19 @@ class MessageBatcher:
         Raises: as `Producer.send`; the bytes are released.
         """
         try:
-            self.batch_sender.check_process()
             route, queue_id = self._target(message)
             now_ms = self._clock.now_ms()
 
             with self._lock:
-                self._check_open()
                 batch, to_write = self._append(message, route, queue_id, now_ms)
                 future = self._future_type(batch.future, len(batch.bodies) - 1)
-                if batch.size >= self.config.batch_bytes or batch.may_be_sent:
+                # `may_be_sent`, without a call for each message
+                sender = batch.shard_sender
+                if (
+                    sender is None
+                    or sender.answered_up_to >= batch.send_after_number
+                    or batch.size >= self._batch_bytes
+                ):
                     to_write = self._close_or_request(batch, may_block) or to_write
                 if to_write is not None and not may_block:
                     self._linger.write([to_write])
@@ -168,7 +178,6 @@ class MessageBatcher:
 
     def targets(self, messages: Sequence[EncodedMessage]) -> list[Target]:
         """Where each message goes. Raises: Rejected, Unavailable: as `Producer.send_many`."""
-        self.batch_sender.check_process()
         return [self._target(message) for message in messages]
 
     def add_many(
@@ -179,7 +188,7 @@ class MessageBatcher:
         may_block: bool = True,
     ) -> tuple[list[SendFuture], set[ShardSender | None]]:
         """`add` of messages that are sent together: their batches are closed after the last of them, or when full."""
-        now_ms, batch_bytes = self._clock.now_ms(), self.config.batch_bytes
+        now_ms, batch_bytes = self._clock.now_ms(), self._batch_bytes
         futures: list[SendFuture] = []
         to_write: set[ShardSender | None] = set()
         batches: dict[OpenBatch, None] = {}
@@ -188,7 +197,6 @@ class MessageBatcher:
 
         try:
             with self._lock:
-                self._check_open()
                 for message, (route, queue_id) in zip(messages, targets, strict=True):
                     batch, closed_before = self._append(message, route, queue_id, now_ms)
                     left -= message.size
@@ -213,9 +221,12 @@ class MessageBatcher:
     def _target(self, message: EncodedMessage) -> Target:
         """Where a message goes. The first look-up of a topic blocks.
 
-        Raises: Rejected for an unknown topic or queue; Unavailable.
+        Raises: Rejected for an unknown topic or queue, and in a forked child; Unavailable.
         """
-        route, queue_id = self.batch_sender.topic(message.topic), message.queue_id
+        if forks.count != self._forks:
+            self.batch_sender.check_process()
+        queue_id = message.queue_id
+        route = self._cached_topic(message.topic) or self.batch_sender.topic(message.topic)
         if message.is_null or route.values.schema is not None:
             route.values.check_body(message.body, is_null=message.is_null)
         if queue_id is not None:
@@ -230,17 +241,26 @@ class MessageBatcher:
     def _append(
         self, message: EncodedMessage, route: TopicRoute, queue_id: int | None, now_ms: int
     ) -> tuple[OpenBatch, ShardSender | None]:
-        """Append a message to the batch of its queue. Needs the lock. Returns: as `_batch_for`."""
+        """Append a message to the batch of its queue. Needs the lock. Returns: as `_batch_for`.
+
+        Raises: Rejected after `close`.
+        """
+        if self.closed:
+            raise closed_error()
         topic, properties = message.topic, message.properties
         if queue_id is None:
-            queue_id = self._sticky_queue(topic, route.queues)
+            queue_id = self._sticky.get(topic)
+            if queue_id is None:
+                queue_id = self._sticky_queue(topic, route.queues)
         queue_key = (topic, queue_id)
         if message.later is not None:
             # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
             queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
             properties = waiting_properties(topic, queue_id, properties, message.later)
 
-        batch, to_write = self._batch_for(queue_key, message.acks)
+        batch, to_write = self._open.get(queue_key), None
+        if batch is None or batch.acks != message.acks:
+            batch, to_write = self._batch_for(queue_key, message.acks)
         batch.bodies.append(message.body)
         batch.tags.append(message.tag)
         batch.properties.append(properties)

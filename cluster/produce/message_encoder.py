@@ -54,6 +54,7 @@ class MessageEncoder:
     def __init__(self, config: ProducerConfig, clock: Clock) -> None:
         """Raises: Rejected for an unknown codec."""
         self._codec = codec(config.codec)
+        self._is_raw = self._codec.name == "bytes"
         self._raw = codec("bytes")
         self._acks = config.acks
         self._max_message_bytes = config.max_message_bytes
@@ -72,7 +73,7 @@ class MessageEncoder:
         acks: Acks | None = None,
     ) -> EncodedMessage:
         """Never blocks; see `Producer.send`. Raises: Rejected for a message that cannot be stored."""
-        if isinstance(topic, Message):
+        if type(topic) is not str and isinstance(topic, Message):
             message = topic
             topic, body, key, tag = message.topic, message.body, message.key, message.tag
             index_keys, properties = message.index_keys, message.properties
@@ -80,7 +81,7 @@ class MessageEncoder:
             if getattr(message, "is_null", False):
                 # A received message has an empty body then.
                 body = None
-        elif self._codec.name != "bytes":
+        elif not self._is_raw:
             body = self._codec.encode(body)
             properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
         is_null = body is None
