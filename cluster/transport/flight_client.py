@@ -290,7 +290,7 @@ class FlightFetchStream(_FlightStream):
             chunk = self._read()
             try:
                 meta, records = flight_messages.unpack_records(chunk.app_metadata, chunk.data)
-            except (ValueError, KeyError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 raise Unavailable(f"not an answer of a shard: {error}", field="stream") from error
             if "queue" in meta:
                 found.append(_fetched(meta, records))

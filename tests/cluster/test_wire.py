@@ -376,6 +376,22 @@ def test_records_with_wrong_offsets_are_refused(place: str) -> None:
         flight_messages.unpack_records(pa.py_buffer(wrong), None)
 
 
+@pytest.mark.parametrize("metadata", [b"\0\0", b"\0\0\0\2{}", b'\0\0\0\r{"rows":null}', b"[1]"])
+def test_a_message_that_is_no_answer_is_reported(
+    connection: ShardConnection, monkeypatch: pytest.MonkeyPatch, metadata: bytes
+) -> None:
+    stream = connection.put_stream()
+    stream.send(meta(1), batch([b"a"]))
+    receive(stream, 1)
+    stream.close()
+
+    monkeypatch.setattr(flight_messages, "pack_records", lambda head, records: (metadata, None))
+    reads = connection.fetch_stream()
+    with pytest.raises(Unavailable, match="not an answer of a shard"):
+        reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=0))
+    reads.close()
+
+
 ROWS = [
     (b"body", "tag", b"k\x01v\x02", 7),
     (b"", None, None, 0),
