@@ -140,9 +140,11 @@ def unpack_records(
         raise ValueError("the message has no records")
     edges_at = begin + _HEADER_SIZE.unpack_from(metadata)[0]
     head = unpack(memoryview(metadata)[begin:edges_at])
-    rows = int(head["rows"])
+    rows = head["rows"]
+    if type(rows) is not int or rows < 1:
+        raise ValueError(f"a message cannot hold {rows!r} records")
     data_at = edges_at + _EDGE_BYTES * (rows + 1)
-    if rows < 1 or data_at > metadata.size:
+    if data_at > metadata.size:
         raise ValueError(f"a message of {metadata.size} bytes cannot hold {rows} records")
 
     # A copy, because Arrow needs it aligned.

@@ -66,6 +66,10 @@ class Dispatcher:
         self._needs_expected = False
         #: held while a slice is dispatched
         self._run_lock = threading.Lock()
+        #: the disk or the kernel refused the last dispatch
+        self._failing = False
+        #: the unexpected error of a dispatch in the thread of a read: `run` raises it, which ends the replica
+        self._fatal_error: Exception | None = None
 
         self._wake = threading.Event()
         #: set: a caller waits for messages that are already confirmed, so do not linger
@@ -78,7 +82,7 @@ class Dispatcher:
         """Dispatch confirmed messages until `stop`.
 
         An operation that the disk or the kernel refuses is tried again. Readers wait until then, and the log is not
-        touched.
+        touched. Raises: every other error of a dispatch, also of one in the thread of a read.
         """
         wait_s = CHECK_S
         while not self._stopping:
@@ -86,29 +90,37 @@ class Dispatcher:
             self._wake.clear()
             self._linger()
             wait_s = CHECK_S
+            if self._fatal_error is not None:
+                raise self._fatal_error
             try:
                 while not self._stopping and self._step():
                     pass
             except (OSError, StorageFull) as error:
+                self._failing = True
                 self._failures.note("dispatch", error)
                 wait_s = DISPATCH_RETRY_S
             else:
+                self._failing = False
                 self._failures.clear("dispatch")
 
     def _step(self) -> bool:
         """Dispatch a slice. Returns: whether there may be more."""
         with self._run_lock:
-            if self._stopping:
-                return False
-            before = self._store.dispatched
-            try:
-                after = self._store.dispatch(self._store.log.confirmed)
-                if after == before and not self._store.reput.index_behind:
-                    return False
-            finally:
-                self._wake_reads(self._store.reput.take_changed_queues())
-        self._on_dispatched()
-        return True
+            moved = self._dispatch_slice()
+        if moved:
+            self._on_dispatched()
+        return moved
+
+    def _dispatch_slice(self) -> bool:
+        """Needs `_run_lock`. Returns: whether something was dispatched or indexed, so that there may be more."""
+        if self._stopping:
+            return False
+        before = self._store.dispatched
+        try:
+            after = self._store.dispatch(self._store.log.confirmed)
+            return after != before or self._store.reput.index_behind
+        finally:
+            self._wake_reads(self._store.reput.take_changed_queues())
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -213,11 +225,30 @@ class Dispatcher:
                 woken.wait(left_ms / 1000)
 
     def _dispatch_for_read(self) -> None:
-        """Dispatch a slice in the thread of a read."""
-        try:
-            self._step()
-        except (OSError, StorageFull):
-            # The dispatch thread tries again and reports the failure.
+        """Dispatch a slice in the thread of a read, if no other thread does. Raises: nothing; the read is not at fault.
+
+        After a failure only the dispatch thread dispatches, until that works: it pauses between two tries.
+        """
+        if self._failing:
+            return
+        moved = False
+        if self._run_lock.acquire(blocking=False):
+            try:
+                # The winner of several reads may have dispatched it, and indexing is not the work of a read.
+                if self._store.dispatched < self._store.log.confirmed:
+                    moved = self._dispatch_slice()
+                else:
+                    return
+            except (OSError, StorageFull):
+                self._failing = True
+            except Exception as error:
+                self._fatal_error = error
+            finally:
+                self._run_lock.release()
+        if moved:
+            self._on_dispatched()
+        else:
+            # The dispatch thread comes next. After a failure it tries again, and reports.
             self._wake.set()
             self._urgent.set()
 

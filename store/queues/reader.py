@@ -13,6 +13,7 @@ from raymq.store.base.errors import Corrupt, OffsetOutOfRange
 from raymq.store.base.rules import UNIT_RECORD_RULE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.record_reads import Records
+from raymq.store.log.segments.read_together import LARGE_BYTES
 from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 from raymq.store.records.requests import FetchSlice
@@ -97,7 +98,7 @@ class QueueReader:
     ) -> tuple[pa.Array, int] | None:
         """`fetch` of the few messages that a waiting reader gets: neighbours in one file. The fixed cost is a fifth.
 
-        Returns: the records and the offset after them; None: they are not such neighbours, or damaged or deleted.
+        Returns: the records and the offset after them; None: they are other records, large, damaged or deleted.
         """
         begin = end = 0
         edges = [0]
@@ -113,7 +114,9 @@ class QueueReader:
                 break
             end += size
             edges.append(end - begin)
-        if begin < 0 or end > self._file_start(begin) + self._file_size:
+        in_one_file = begin >= 0 and end <= self._file_start(begin) + self._file_size
+        if not in_one_file or end - begin >= LARGE_BYTES:
+            # Many bytes are read into memory of Arrow, whose pages are used again.
             return None
 
         try:

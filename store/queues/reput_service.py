@@ -6,7 +6,7 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -100,14 +100,14 @@ class ReputService:
         changed, self._changed_queues = self._changed_queues, set()
         return changed
 
-    def concerned(self, queues: Container[QueueKey], confirmed: int) -> set[QueueKey] | None:
+    def concerned(self, queues: Collection[QueueKey], confirmed: int) -> set[QueueKey] | None:
         """Those of `queues` that have records to dispatch up to `confirmed`; None: the records are in the log only."""
         found: set[QueueKey] = set()
         with self._put_lock:
             if not self._pending or self._pending[0].start > self.dispatched:
                 return None if self.dispatched < confirmed else found
             for unit in self._pending:
-                if unit.end > confirmed:
+                if unit.end > confirmed or len(found) == len(queues):
                     break
                 key = (unit.topic, unit.queue_id)
                 if unit.start >= self.dispatched and key in queues:

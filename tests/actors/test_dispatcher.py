@@ -6,7 +6,7 @@ import errno
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +18,7 @@ from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.supervise import dispatcher as dispatcher_module
 from raymq.actors.supervise.dispatcher import Dispatcher
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import OffsetOutOfRange, Unavailable
+from raymq.store.base.errors import Bug, OffsetOutOfRange, Unavailable
 from raymq.store.base.files import Files, PathLike
 from raymq.store.base.running_flags import LOGIC_DISK_FULL
 from raymq.store.config.store_config import StoreConfig
@@ -363,6 +363,75 @@ def test_a_refused_dispatch_is_tried_again_until_the_disk_works(
         until(lambda: not shard.failures, lambda: shard.thread.join(0.001))
         assert shard.store.flags.writable
         assert not shard.ended
+
+
+def test_reads_leave_a_dispatch_that_fails_to_its_thread(tmp_path: Path) -> None:
+    disk, pause = Disk(), threading.Event()
+    with closing(Shard(tmp_path / "store", disk)) as shard:
+        shard.store.create_topic("t", 1, [0])
+        confirm(shard.store)
+        counts = {"dispatch": 0, "fetch": 0}
+
+        def counted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                counts[name] += 1
+                return work(*args, **options)
+
+            return call
+
+        for name in counts:
+            setattr(shard.store, name, counted(name, getattr(shard.store, name)))
+
+        disk.refusing = OSError(errno.EIO, "refused")
+        shard.put("t")
+        waiting = shard.begin_fetch("t", 0, 60_000)
+        until(lambda: shard.dispatcher._failing, lambda: pause.wait(0.001))
+        for _ in range(3):
+            until(lambda: ("t", 0) in shard.dispatcher._waiting_reads, lambda: pause.wait(0.001))
+            read = counts["fetch"]
+            shard.dispatcher.wake_readers()
+            until(lambda read=read: counts["fetch"] > read, lambda: pause.wait(0.001))
+        assert counts["dispatch"] == 1
+
+        disk.refusing = None
+        shard.start()
+        assert waiting.result(10)[0].next_offset == 1
+        until(lambda: not shard.dispatcher._failing, lambda: pause.wait(0.001))
+
+
+def test_an_unexpected_error_in_the_dispatch_of_a_read_ends_the_dispatch_thread(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug = Bug("half done")
+
+    def broken(confirmed: int) -> int:
+        raise bug
+
+    monkeypatch.setattr(shard.store, "dispatch", broken)
+    shard.put("t")
+    waiting = shard.begin_fetch("t", 0, 60_000)
+    until(lambda: shard.dispatcher._fatal_error is bug, lambda: threading.Event().wait(0.001))
+    # Only the read has met it.
+    monkeypatch.undo()
+    shard.start()
+    shard.thread.join(10)
+    assert shard.ended == [bug]
+    assert shard.store.dispatched < shard.store.log.confirmed
+
+    shard.dispatcher.stop()
+    with pytest.raises(Unavailable, match="stopping"):
+        waiting.result(10)
+
+
+def test_a_read_does_not_wait_while_another_thread_dispatches(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "FIRST_DISPATCH_WAIT_MS", 1)
+    with shard.dispatcher.paused():
+        shard.put("t")
+        assert shard.fetch("t", 0, 1) == []
+    shard.start()
+    assert shard.begin_fetch("t", 0, 60_000).result(10)[0].next_offset == 1
 
 
 def test_an_index_that_lags_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Path) -> None:

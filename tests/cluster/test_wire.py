@@ -376,7 +376,10 @@ def test_records_with_wrong_offsets_are_refused(place: str) -> None:
         flight_messages.unpack_records(pa.py_buffer(wrong), None)
 
 
-@pytest.mark.parametrize("metadata", [b"\0\0", b"\0\0\0\2{}", b'\0\0\0\r{"rows":null}', b"[1]"])
+@pytest.mark.parametrize(
+    "metadata",
+    [b"\0\0", b"\0\0\0\2{}", b'\0\0\0\r{"rows":null}', b'\0\0\0\x11{"rows":Infinity}', b"[1]"],
+)
 def test_a_message_that_is_no_answer_is_reported(
     connection: ShardConnection, monkeypatch: pytest.MonkeyPatch, metadata: bytes
 ) -> None:
