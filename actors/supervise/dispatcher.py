@@ -112,7 +112,7 @@ class Dispatcher:
         return moved
 
     def _dispatch_slice(self) -> bool:
-        """Needs `_run_lock`. Returns: whether something was dispatched or indexed, so that there may be more."""
+        """Dispatch or index one slice. Needs `_run_lock`. Returns: whether there may be more."""
         if self._stopping:
             return False
         before = self._store.dispatched
@@ -231,20 +231,21 @@ class Dispatcher:
         """
         if self._failing:
             return
+
         moved = False
         if self._run_lock.acquire(blocking=False):
             try:
-                # The winner of several reads may have dispatched it, and indexing is not the work of a read.
-                if self._store.dispatched < self._store.log.confirmed:
-                    moved = self._dispatch_slice()
-                else:
+                if self._store.dispatched >= self._store.log.confirmed:
+                    # Another read was quicker, and indexing is not the work of a read.
                     return
+                moved = self._dispatch_slice()
             except (OSError, StorageFull):
                 self._failing = True
             except Exception as error:
                 self._fatal_error = error
             finally:
                 self._run_lock.release()
+
         if moved:
             self._on_dispatched()
         else:
