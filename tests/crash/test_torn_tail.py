@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import itertools
 import struct
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, file_bytes
 from tests.support.crash_states import disk_of, kill_states, power_loss_states
+from tests.support.golden import unpack_golden
 from tests.support.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.background
@@ -44,7 +44,6 @@ CHAIN = f"/s/raymq/chain/{SEGMENT}"
 MARKS = "/s/raymq/marks"
 META = "/s/raymq/meta"
 SECTOR = 512
-GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
 
 
 class Rebooted(Files):
@@ -302,8 +301,7 @@ def test_zero_bytes_in_a_property_are_no_tear() -> None:
 def test_a_store_of_rocketmq_opens_again_after_a_power_loss_that_took_the_chain(
     tmp_path: Path,
 ) -> None:
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack_golden(tmp_path)
     config = dataclasses.replace(CONFIG, segment_size_bytes=65_536)
     ends = []
     for boot in range(3):

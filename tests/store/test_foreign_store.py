@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,15 +18,9 @@ from raymq.store.tools.inspect import check
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index
+from tests.support.golden import unpack_golden
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
 CONFIG = StoreConfig(segment_size_bytes=65_536, max_hash_slot_num=100, max_index_num=400)
-
-
-def unpack(place: Path) -> Path:
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(place, filter="data")
-    return place / "golden"
 
 
 def reopen(root: Path) -> MessageStore:
@@ -75,7 +68,7 @@ LEFTOVERS: dict[str, Callable[[bytes, int, int], tuple[int, bytes]]] = {
     ],
 )
 def test_old_bytes_after_the_end_of_a_foreign_log_are_made_zero(tmp_path, leftover, ended):
-    root = unpack(tmp_path)
+    root = unpack_golden(tmp_path)
     if ended == "by a crash":
         (root / "abort").touch()
     file, at = log_end(root)
@@ -100,7 +93,7 @@ def test_old_bytes_after_the_end_of_a_foreign_log_are_made_zero(tmp_path, leftov
 
 
 def test_index_entries_beyond_the_end_of_a_crashed_foreign_log_are_cut(tmp_path):
-    root = unpack(tmp_path)
+    root = unpack_golden(tmp_path)
     (root / "abort").touch()
     (index,) = (root / "index").iterdir()
     header = HEADER.unpack(index.read_bytes()[: HEADER.size])
@@ -121,7 +114,7 @@ def test_index_entries_beyond_the_end_of_a_crashed_foreign_log_are_cut(tmp_path)
 
 
 def test_a_crashed_foreign_log_with_a_record_after_damage_is_not_cut(tmp_path):
-    root = unpack(tmp_path)
+    root = unpack_golden(tmp_path)
     (root / "abort").touch()
     file, at = log_end(root)
     old = first_record(root)
@@ -136,7 +129,7 @@ def test_a_crashed_foreign_log_with_a_record_after_damage_is_not_cut(tmp_path):
 
 
 def test_damage_below_what_a_foreign_consume_queue_knows_is_not_cut(tmp_path):
-    root = unpack(tmp_path)
+    root = unpack_golden(tmp_path)
     file = log_files(root)[-2]
     with file.open("r+b") as writer:
         writer.seek(4)
@@ -148,7 +141,7 @@ def test_damage_below_what_a_foreign_consume_queue_knows_is_not_cut(tmp_path):
 
 
 def test_a_queue_whose_messages_were_all_deleted_keeps_its_numbers(tmp_path):
-    root = unpack(tmp_path)
+    root = unpack_golden(tmp_path)
     # Both messages of this queue stood in the first file.
     (root / "commitlog" / f"{0:020d}").unlink()
     store = reopen(root)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,20 @@ from raymq.store.records import record
 from raymq.store.records.properties import decode
 from raymq.store.records.record import WalkStop
 from tests.support.consume_queue_units import check_units
+from tests.support.golden import LINES, unpack_golden
 from tests.support.reference_decoder import decode_all
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 SEGMENT = 65_536
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("golden")
-    with tarfile.open(GOLDEN / "rocketmq-5.3.3-clean.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
-    return directory / "golden"
+    return unpack_golden(tmp_path_factory.mktemp("golden"))
 
 
 @pytest.fixture(scope="module")
 def lines() -> list[dict[str, Any]]:
-    text = (GOLDEN / "rocketmq-5.3.3-clean.jsonl").read_text(encoding="utf-8")
+    text = LINES.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -6,7 +6,6 @@ import errno
 import json
 import shutil
 import struct
-import tarfile
 import threading
 from dataclasses import fields
 from datetime import datetime
@@ -35,10 +34,9 @@ from raymq.store.records.keys import Keyed, keyed_rows, keys_of
 from raymq.store.records.requests import PutRequest
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index
+from tests.support.golden import LINES, unpack_golden
 from tests.support.simulated_disk import SimulatedDisk
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
-GOLDEN_LINES = GOLDEN.with_name("rocketmq-5.3.3-clean.jsonl")
 GOLDEN_CONFIG = StoreConfig(segment_size_bytes=65_536, max_hash_slot_num=100, max_index_num=400)
 SMALL = StoreConfig(
     segment_size_bytes=64 * 1024,
@@ -97,18 +95,12 @@ def test_a_column_of_keys_hashes_like_each_key_alone(rows):
 # --- the files ------------------------------------------------------------------------------------
 
 
-def golden(tmp_path: Path) -> Path:
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "golden"
-
-
 def index_files(root: Path) -> list[Path]:
     return sorted((root / "index").iterdir())
 
 
 def test_an_index_built_from_rocketmqs_log_has_the_bytes_of_rocketmqs_index(tmp_path):
-    root = golden(tmp_path)
+    root = unpack_golden(tmp_path)
     (theirs,) = index_files(root)
     want = theirs.read_bytes()
     theirs.unlink()
@@ -122,13 +114,13 @@ def test_an_index_built_from_rocketmqs_log_has_the_bytes_of_rocketmqs_index(tmp_
 
 
 def test_every_key_finds_in_rocketmqs_index_what_rocketmq_finds(tmp_path):
-    root = golden(tmp_path)
+    root = unpack_golden(tmp_path)
     (theirs,) = index_files(root)
     before = theirs.read_bytes()
     store = MessageStore.open(root, config=GOLDEN_CONFIG)
     confirm_with_index(store)
     assert theirs.read_bytes() == before
-    lines = [json.loads(line) for line in GOLDEN_LINES.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()]
     found = 0
     for line in lines:
         if line["kind"] != "msg":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.records import record
 from tests.support.batches import request
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "rocketmq-5.3.3-clean.tar.xz"
+from .golden import unpack_golden
+
 SEGMENT = 64 * 1024
 CONFIG = StoreConfig(segment_size_bytes=SEGMENT, consume_queue_file_size_bytes=2000)
 FIRST_LOG = "commitlog/00000000000000000000"
@@ -36,9 +36,7 @@ def make_own(root: Path) -> Path:
 def make_golden(root: Path) -> Path:
     """The store that RocketMQ wrote, with `config/topics.json` and its backup beside it."""
     root.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(root.parent / "unpacked", filter="data")
-    shutil.move(root.parent / "unpacked" / "golden", root)
+    shutil.move(unpack_golden(root.parent / "unpacked"), root)
     return root
 
 
