@@ -12,7 +12,7 @@ import pytest
 
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
-from raymq.cluster.transport import away
+from raymq.spark import queue_lookup
 from raymq.spark.batch_plan import plan_batch
 from raymq.spark.offsets import Offsets, TopicQueue, report_loss
 from raymq.spark.queue_lookup import QueueLookup, connect
@@ -168,7 +168,7 @@ def test_expired_offsets_of_a_batch_are_an_error_or_a_warning(
 def test_the_next_address_is_tried_when_one_does_not_answer(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(away, "AWAY_S", 0)
+    monkeypatch.setattr(queue_lookup, "CONNECT_S", 0)
     there = f"raymq://{source.shard.endpoints[0]}"
     source.put("t", 0, b"a")
     assert source.read(source.plan(**{"raymq.address": f"raymq://127.0.0.1:1,{there}"})) == [b"a"]
