@@ -61,7 +61,7 @@ ACK_TEMPLATE = (
 )
 
 
-#: kept, because `json.dumps` would make one for each call
+#: one for all calls: with `separators`, `json.dumps` makes a new one for each
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -132,7 +132,7 @@ def unpack_records(
 ) -> tuple[dict[str, Any], pa.Array | None]:
     """A message of a fetch's answer: its JSON, and its records or None. Raises: ValueError for another message."""
     if metadata is None or not metadata.size or memoryview(metadata)[0]:
-        # JSON begins with a brace, the size of a JSON that is no longer than 16 MiB with a 0.
+        # The first byte of JSON is a brace. The first byte of a size is 0, because no head has 16 MiB.
         return unpack(metadata), None if batch is None else batch.column(0)
 
     begin = _HEADER_SIZE.size

@@ -223,6 +223,7 @@ class MessageBatcher:
 
         Raises: Rejected for an unknown topic or queue, and in a forked child; Unavailable.
         """
+        # Most of `check_process` and `BatchSender.topic`, without these calls for each message.
         if forks.count != self._forks:
             self.batch_sender.check_process()
         queue_id = message.queue_id
@@ -249,6 +250,7 @@ class MessageBatcher:
             raise closed_error()
         topic, properties = message.topic, message.properties
         if queue_id is None:
+            # `_sticky_queue` and `_batch_for`, without a call for each message
             queue_id = self._sticky.get(topic)
             if queue_id is None:
                 queue_id = self._sticky_queue(topic, route.queues)

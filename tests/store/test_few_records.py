@@ -55,6 +55,10 @@ def test_few_records_are_read_as_many_are(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(store.log.segments.files) > 3
+    queue = store.consume_queues.get("t", 0)
+    found = [store.reader._few_neighbours(queue, offset, 2, 20_000) for offset in range(80)]
+    # Both ways are taken.
+    assert 0 < found.count(None) < len(found)
     assert_the_same(store, monkeypatch, 2)
     store.close()
 
