@@ -175,9 +175,16 @@ def test_a_shard_without_a_leader_is_seen_and_seen_again_when_it_has_one(
         def seen() -> dict[str, Any]:
             return dict(driver.first()["metrics"])
 
-        until(lambda: seen()["raymq_shards_without_leader"] == 1, pause)
-        assert seen()["raymq_down_replicas"] == 2
-        assert seen()["raymq_under_replicated_shards"] == 1
+        def counts() -> tuple[int, int, int]:
+            metrics = seen()
+            return (
+                metrics["raymq_shards_without_leader"],
+                metrics["raymq_down_replicas"],
+                metrics["raymq_under_replicated_shards"],
+            )
+
+        # The last round may be one that was made while the test before handed the leadership over.
+        until(lambda: counts() == (1, 2, 1), pause)
         until(lambda: seen()["raymq_shard_without_leader_seconds"]["0"] >= 2, pause)
 
     until(lambda: seen()["raymq_shards_without_leader"] == 0, pause)
