@@ -56,6 +56,12 @@ def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
     return lengths
 
 
+def longest_slot(array: pa.Array) -> int:
+    """Bytes of the longest value, or of a longer null slot; the array has a value."""
+    offsets = value_offsets(array)
+    return int((offsets[1:] - offsets[:-1]).max())
+
+
 def one_value(array: pa.Array) -> bytes | None:
     """The value that all rows of a binary or string array have; None if they differ, or one is null.
 

@@ -62,8 +62,10 @@ def keyed_column(properties: pa.Array) -> Keyed | None:
         return None
     # The bytes are copied: a slice would keep the bodies in memory until it is indexed.
     data = joined_values(properties)
-    offsets = value_offsets(properties).astype(np.int64)
-    return Keyed(data, offsets - offsets[0]) if has_keys(data) else None
+    if not has_keys(data):
+        return None
+    offsets = value_offsets(properties)
+    return Keyed(data, np.subtract(offsets, offsets[0], dtype=np.int64))
 
 
 def has_keys(data: bytes) -> bool:

@@ -10,7 +10,13 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
 
-from .binary_columns import joined_values, one_value, value_lengths, value_offsets
+from .binary_columns import (
+    joined_values,
+    longest_slot,
+    one_value,
+    value_lengths,
+    value_offsets,
+)
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
 from .properties import (
@@ -73,17 +79,12 @@ def check_put(
 
     if tag.null_count == properties.null_count == len(tag):
         return small
-    stored = STAMP_BYTES + value_lengths(properties)
     if tag.null_count < len(tag):
         _check_tags(tag)
-        tags = value_lengths(tag)
-        stored = stored + np.where(tags > 0, tags + TAG_EXTRA_BYTES, 0)
     if properties.null_count < len(properties):
         same = one_value(properties) is not None
         _check_properties(properties.slice(0, 1) if same else properties)
-
-    advice = "with producer stamp and tag, which the store adds; put large values into the body"
-    _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice)
+    _check_stored(tag, properties)
     return small
 
 
@@ -172,6 +173,18 @@ def _check_tags(tag: pa.StringArray) -> None:
             if text and not separators_absent(text):
                 fault = f"the tag of row {row} has \\x01 or \\x02, which separate properties"
                 raise Rejected(fault, field="tag", limit="no \\x01, \\x02", row=row)
+
+
+def _check_stored(tag: pa.StringArray, properties: pa.BinaryArray) -> None:
+    """Refuse properties that are too long with what the store adds to them."""
+    # The bytes of null slots count here. That may cost the look at each row, and most batches need none.
+    longest = longest_slot(tag) + longest_slot(properties)
+    if STAMP_BYTES + TAG_EXTRA_BYTES + longest <= fmt.PROPERTIES_MAX_BYTES:
+        return
+    tags = value_lengths(tag)
+    stored = STAMP_BYTES + value_lengths(properties) + np.where(tags > 0, tags + TAG_EXTRA_BYTES, 0)
+    advice = "with producer stamp and tag, which the store adds; put large values into the body"
+    _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice)
 
 
 def _check_properties(properties: pa.BinaryArray) -> None:
