@@ -68,6 +68,10 @@ class ElectionLimits:
     #: lead. Each such leadership that follows another one in a row lasts twice as long, because the disks of the other
     #: replicas may be no better
     disk_stall_ms: int = 3_000
+    #: a leader's own disk is late while it lacks what a majority of the replicas stored this long ago without it
+    disk_lag_ms: int = 200
+    #: a leader whose own disk was late for so much longer than it was in time lets another replica lead
+    disk_late_ms: int = 3_000
     #: how long a leader waits for the replica that takes over
     hand_over_ms: int = 1_000
 
@@ -294,6 +298,12 @@ class _Leadership:
     joins: list[_WaitingJoin] = field(default_factory=list)
     #: when the own disk last had stored everything, or more than before
     stored_ms: int = 0
+    #: an end that a majority of the replicas had stored without this one, and when that was first seen
+    majority_end: int = 0
+    majority_end_ms: int = 0
+    #: for how much longer the own disk was late than in time, up to the last look at it
+    late_ms: int = 0
+    watched_ms: int = 0
     hand_over_to: int | None = None
     hand_over_until_ms: int = 0
 
@@ -803,11 +813,18 @@ class ElectionMachine:
             self._hand_over()
 
     def _watch_disk(self, *, has_advanced: bool) -> None:
-        """Let another replica lead when the own disk has stored nothing for long (R16).
+        """Let another replica lead when the own disk has stored nothing for long, or is slower than others (R16).
 
         A leader without its EPOCH record has no follower yet, and steps down. Another one hands over: nothing is cut.
         Args: `has_advanced`: more of the log is durable than before.
         """
+        self._measure_lateness(has_advanced=has_advanced)
+        if self._leadership.late_ms > self._limits.disk_late_ms:
+            self._leadership.late_ms = 0
+            self._hand_over_to_best(
+                f"a majority stores what this disk stores more than {self._limits.disk_lag_ms} ms later"
+            )
+
         leadership, log = self._leadership, self._log
         stall_ms = self._limits.disk_stall_ms << min(self._stalled_leaderships, MOST_DOUBLINGS)
         if log.is_writable and (has_advanced or log.durable >= log.end):
@@ -825,10 +842,27 @@ class ElectionMachine:
             # Another replica has the first try.
             self._await_leader(times=2)
             return
-        successor = self.best_successor()
-        if successor is not None:
+        if self._hand_over_to_best(f"the disk stored nothing for {stall_ms} ms"):
             self._stalled_leaderships += 1
-            self._begin_hand_over(successor, f"the disk stored nothing for {stall_ms} ms")
+
+    def _measure_lateness(self, *, has_advanced: bool) -> None:
+        """Compare the own disk with those of a majority without it. Where all share one slow disk, none is late."""
+        leadership, log, limits = self._leadership, self._log, self._limits
+        # After a pause of this process not all of the time counts.
+        passed_ms = min(self._now_ms - leadership.watched_ms, limits.heartbeat_ms)
+        leadership.watched_ms = self._now_ms
+
+        if log.durable >= leadership.majority_end:
+            ends = sorted(leadership.durable_ends.values(), reverse=True)
+            enough = majority(len(self._members))
+            leadership.majority_end = ends[enough - 1] if len(ends) >= enough else 0
+            leadership.majority_end_ms = self._now_ms
+
+        is_behind = log.durable < leadership.majority_end
+        if is_behind and self._now_ms - leadership.majority_end_ms > limits.disk_lag_ms:
+            leadership.late_ms += passed_ms
+        elif has_advanced or log.durable < log.end:
+            leadership.late_ms = max(0, leadership.late_ms - passed_ms)
 
     def _misses_majority(self, last_ms: dict[int, int], silence_ms: int) -> bool:
         """Whether no majority was heard for so long. A sole candidate stays, because no other can lead.
@@ -933,6 +967,14 @@ class ElectionMachine:
         leadership.hand_over_until_ms = self._now_ms + self._limits.hand_over_ms
         self._effects.append(StopPuts(f"replica {to} shall lead: {reason}"))
         self._hand_over()
+
+    def _hand_over_to_best(self, reason: str) -> bool:
+        """Begin to hand over to the best successor. Returns: whether there is one."""
+        successor = self.best_successor()
+        if successor is None:
+            return False
+        self._begin_hand_over(successor, reason)
+        return True
 
     def _hand_over(self) -> None:
         """Let the successor ask for votes as soon as its log has all of this one. Lost requests are repeated."""

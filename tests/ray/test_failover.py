@@ -44,6 +44,8 @@ from tests.support.waiting import until
 KILLS = int(os.environ.get("RAYMQ_FAILOVERS", "6"))
 #: longer than any timeout of elections: the others have a leader by then
 STOPPED_S = 4.0
+#: of a slow flusher. CommitLog ends one that is silent for two seconds
+SYNC_S = 1.5
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,23 @@ def test_a_leader_that_stood_still_confirms_nothing_when_it_goes_on(
         load.ended.wait(STOPPED_S)
     wait_for_writes(load)
     until(lambda: shard.leader() == successor, pause)
+
+
+@pytest.mark.slow
+def test_a_leader_whose_syncs_take_seconds_lets_another_replica_lead(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    leader = wait_for_leader(shard)
+    with Target(wait_for_lease(shard, load, leader, "group_commit")) as flusher:
+
+        def sync_late() -> None:
+            flusher.send(signal.SIGSTOP)
+            load.ended.wait(SYNC_S)
+            flusher.send(signal.SIGCONT)
+            pause()
+
+        until(lambda: shard.leader() not in (None, leader), sync_late)
+    wait_for_writes(load)
 
 
 @pytest.mark.slow

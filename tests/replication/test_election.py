@@ -458,15 +458,6 @@ def test_a_full_disk_that_stores_the_records_of_another_leader_is_full_all_the_s
     assert not replica.machine.bears_stall
 
 
-def test_a_leader_whose_disk_is_slow_but_goes_on_stays():
-    replica = leader()
-    for durable in range(120, 140):
-        replica.log = LogFacts(2, end=200, durable=durable)
-        lead_on_with(replica, LIMITS.disk_stall_ms, {1: 200, 2: 200})
-    assert replica.machine.leads
-    assert not replica.had(r.StopPuts)
-
-
 def test_a_leader_whose_disk_stalls_stays_without_a_follower_that_may_lead():
     replica = leader(candidates=(0, 2))
     replica.log = STALLED[0]
@@ -517,6 +508,62 @@ def test_a_disk_that_stalls_in_each_leadership_is_borne_for_twice_as_long_until_
     replica.log = replica.log._replace(end=end + 1)
     lead_on_with(replica, LIMITS.disk_stall_ms + 2 * LIMITS.heartbeat_ms, {1: end + 1})
     assert replica.had(r.StopPuts)
+
+
+# --- a disk that is slow --------------------------------------------------------------------------
+
+
+def lead_late(replica: Replica, ms: int, ends: dict[int, int]) -> None:
+    """Lead for a time in which the own disk stores something again and again, but never what others have."""
+    for _ in range(ms // LIMITS.heartbeat_ms):
+        replica.log = replica.log._replace(durable=replica.log.durable + 1)
+        lead_on_with(replica, LIMITS.heartbeat_ms, ends)
+
+
+def late_leader(members: int = 3) -> Replica:
+    """A leader with much in its log that is not durable yet."""
+    replica = leader(members)
+    replica.log = replica.log._replace(end=1_000)
+    return replica
+
+
+def test_a_leader_hands_over_when_a_majority_stores_everything_sooner():
+    replica = late_leader()
+    lead_late(replica, LIMITS.disk_late_ms, {1: 1_000, 2: 900})
+    assert not replica.had(r.StopPuts)
+    lead_late(replica, 2 * LIMITS.heartbeat_ms, {1: 1_000, 2: 900})
+    (stopped,) = replica.had(r.StopPuts)
+    assert "200 ms later" in stopped.reason
+    assert {each.addressee.id for each in replica.sent(wire.TakeOver)} == {1}
+
+
+@pytest.mark.parametrize("ends", [{1: 1_000}, {1: 1_000, 2: 100}, {1: 110, 2: 110}])
+def test_a_leader_with_a_slow_disk_stays_unless_a_majority_without_it_is_quicker(
+    ends: dict[int, int],
+):
+    replica = late_leader()
+    lead_late(replica, 5 * LIMITS.disk_late_ms, ends)
+    assert not replica.had(r.StopPuts)
+
+
+def test_of_five_replicas_three_others_must_be_quicker():
+    replica = late_leader(5)
+    lead_late(replica, 3 * LIMITS.disk_late_ms, {1: 1_000, 2: 1_000, 3: 110})
+    assert not replica.had(r.StopPuts)
+    lead_late(replica, 2 * LIMITS.disk_late_ms, {4: 1_000})
+    assert replica.had(r.StopPuts)
+
+
+def test_a_leader_whose_disk_is_in_time_as_often_as_late_stays():
+    replica = late_leader()
+    half_ms = LIMITS.disk_late_ms // 2
+    for _ in range(5):
+        end = replica.log.end
+        lead_late(replica, half_ms, {1: end, 2: end})
+        # It has caught up, and more is under way.
+        replica.log = replica.log._replace(end=end + 1_000, durable=end)
+        lead_on_with(replica, half_ms + 2 * LIMITS.heartbeat_ms, {})
+    assert not replica.had(r.StopPuts)
 
 
 # --- hand-over ------------------------------------------------------------------------------------
