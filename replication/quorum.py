@@ -40,6 +40,15 @@ def may_lack_confirmed(members: int, lost: int) -> bool:
     return lost >= majority(members)
 
 
+def can_spare(members: int, others: Collection[tuple[bool, bool]]) -> bool:
+    """Whether a shard may do without what one replica holds: the others have a leader, and a majority is complete.
+
+    Args: `others`: of each other replica that answers, whether it leads, and whether it is complete.
+    """
+    complete = sum(is_complete for _, is_complete in others)
+    return any(leads for leads, _ in others) and complete >= majority(members)
+
+
 def may_lead(members: int, votes: Mapping[int, bool], *, sole: bool = False) -> bool:
     """Whether these votes elect a leader.
 

@@ -39,10 +39,13 @@ from pathlib import Path
 from typing import Any
 
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
-from raymq.replication.quorum import can_fail_over
-from raymq.store.base.errors import Unavailable
+from raymq.replication.quorum import can_fail_over, can_spare
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 
+from .damaged_store import begin_again, is_damage
 from .process_setup import keep_freed_memory, keep_pandas_out
 from .replica_files import (
     PeerAddresses,
@@ -101,6 +104,8 @@ class CommitLogActor:
         self._methods: Any = None
         self._endpoint: str | None = None
         self._error: str | None = None
+        #: its damaged store was moved aside
+        self._has_begun_again = False
         #: why and when a process of this replica gave up last; None: none did
         self._last_end: dict[str, Any] | None = None
         self._addresses = _addresses(spec)
@@ -128,10 +133,45 @@ class CommitLogActor:
                 # Any error, not only RayMQError: the actor must stay up to report it.
                 self._error = f"{type(error).__name__}: {error}"
                 logger.warning("replica %s: %s", self._spec["data_dir"], self._error)
+                if self._begin_again(error):
+                    continue
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
 
         self._report_metrics()
+
+    def _begin_again(self, error: Exception) -> bool:
+        """Move a damaged store aside, if the other replicas can spare it. Returns: whether it was moved."""
+        spec = self._spec
+        if not isinstance(error, Corrupt) or not is_damage(error):
+            return False
+        if not can_fail_over(len(spec["voters"])) or spec["replica"] not in spec["voters"]:
+            return False
+        try:
+            if not can_spare(len(spec["voters"]), self._ask_others()):
+                return False
+            aside = begin_again(Path(spec["data_dir"]), files=Files(), clock=Clock())
+        except (RayMQError, OSError) as failure:
+            logger.warning("the damaged store cannot be moved aside: %s", failure)
+            return False
+        if aside is None:
+            return False
+        self._has_begun_again = True
+        write_last_end(Path(spec["data_dir"]), f"{self._error}; the damaged store is now {aside}")
+        return True
+
+    def _ask_others(self) -> list[tuple[bool, bool]]:
+        """Of each other voter that answers: whether it leads, and whether it is complete."""
+        answers = []
+        for replica in self._spec["voters"]:
+            if replica == self._spec["replica"]:
+                continue
+            with contextlib.suppress(RayMQError, OSError):
+                with contextlib.closing(self._connect_peer(replica)) as calls:
+                    status = calls.status(PEER_TIMEOUT_S)
+                leads = status["mode"] == "leader" and bool(status["writable"])
+                answers.append((leads, bool(status["is_complete"])))
+        return answers
 
     def _open(self) -> None:
         """Recover the replica and serve it. Raises: any error, with nothing left open."""
@@ -144,6 +184,7 @@ class CommitLogActor:
         address = _load(spec["prepare"])(spec, restarted=restarted)
         self._last_end = read_last_end(root)
         is_first = not restarted and not spec["formed"] and not spec["generation"]
+        is_first = is_first and not self._has_begun_again
         host = self._make_host(root, is_first=is_first)
 
         with contextlib.ExitStack() as undo:

@@ -7,10 +7,10 @@ because it may be the last copy of something.
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
+from raymq.actors.ray.damaged_store import move_aside
 from raymq.actors.ray.replica_files import generation_of, write_generation
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
@@ -41,7 +41,8 @@ def take_place(spec: dict[str, Any], files: Files, clock: Clock) -> None:
 
     try:
         if set(files.list(root)) - {_LOST_AND_FOUND}:
-            _move_aside(root, files, clock)
+            aside = move_aside(root, "replaced", files=files, clock=clock)
+            logger.warning("the directory of the replaced replica is now %s", aside)
         files.make_dirs(root / "raymq", 0o700)
         write_generation(root, wanted)
     except OSError as error:
@@ -50,14 +51,3 @@ def take_place(spec: dict[str, Any], files: Files, clock: Clock) -> None:
             "mount point of a bad disk, mount an empty disk there; if its file system is bad, unmount it"
         )
         raise Unavailable(message, path=str(root)) from error
-
-
-def _move_aside(root: Path, files: Files, clock: Clock) -> None:
-    """Rename a directory that no process has open. Durable: at return. Raises: OSError, Unavailable."""
-    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.now_ms() / 1000))
-    aside = root.with_name(f"replaced-{moment}-{root.name}")
-    with files.opened(root / "lock", create=True) as lock:
-        files.lock(lock)
-        files.rename(root, aside)
-    files.sync_dir(root.parent)
-    logger.warning("the directory of the replaced replica is now %s", aside)

@@ -353,6 +353,10 @@ class ReplicaCalls:
         arguments = {"start": start, "stop": stop}
         return unpack_sound_bytes(self._connection.call("log_units", arguments, timeout=timeout_s))
 
+    def status(self, timeout_s: float) -> dict[str, Any]:
+        """What that replica says of itself. Raises: RayMQError."""
+        return self._connection.call("status", {}, timeout=timeout_s)
+
     def close(self) -> None:
         """Release the connection."""
         self._connection.close()

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raymq.actors.ray.replica_files import read_last_end
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.transport.routes import Routes
@@ -46,6 +47,8 @@ KILLS = int(os.environ.get("RAYMQ_FAILOVERS", "6"))
 STOPPED_S = 4.0
 #: of a slow flusher. CommitLog ends one that is silent for two seconds
 SYNC_S = 1.5
+#: of the last synced records
+DAMAGED_BYTES = 200
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +234,31 @@ def test_a_follower_that_is_replaced_under_load_gets_everything_and_counts(
 
     # Its satellites serve the new directory, too: it leads, and confirms what it takes.
     shard.command("shard", "move-leader", "0", "--to", str(replica), *place)
+    wait_for_writes(load)
+
+
+@pytest.mark.slow
+def test_a_follower_whose_log_is_damaged_begins_again_and_gets_everything(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    leader = wait_for_leader(shard)
+    replica = next(each for each in shard.replicas if each != leader)
+    until(lambda: all(shard.status(each)["is_complete"] for each in shard.replicas), pause)
+    root = shard.paths.replica(0, replica)
+    with Target(wait_for_lease(shard, load, replica, "commit_log")) as target:
+        synced = int(shard.status(replica)["synced"])
+        target.send(signal.SIGSTOP)
+        path = max(each for each in (root / "commitlog").iterdir() if int(each.name) < synced)
+        with path.open("r+b") as file:
+            file.seek(synced - DAMAGED_BYTES - int(path.name))
+            file.write(bytes(DAMAGED_BYTES))
+        target.send(signal.SIGKILL)
+
+    until(lambda: len(list(root.parent.glob("damaged-*"))) == 1, load.pause)
+    wait_for_lease(shard, load, replica, "group_commit")
+    until(lambda: bool(shard.status(replica)["is_complete"]), load.pause)
+    assert "the damaged store is now" in read_last_end(root)["reason"]
+    shard.command("shard", "move-leader", "0", "--to", str(replica), "-c", shard.paths.data_dir)
     wait_for_writes(load)
 
 
