@@ -87,6 +87,8 @@ class ClusterRecord:
     file_reserved_hours: float = StoreConfig.file_reserved_hours
     #: hours for which a full table remembers a producer. A later start may change it
     producer_expiry_hours: float = StoreConfig.producer_expiry_hours
+    #: bytes per second to a follower that catches up; 0: no limit. A later start may change it
+    catch_up_bytes_per_s: int = StoreConfig.catch_up_bytes_per_s
 
     @property
     def has_one_replica(self) -> bool:
@@ -253,6 +255,7 @@ class StartOptions:
     transient_pool: bool | None = None
     file_reserved_hours: float | None = None
     producer_expiry_hours: float | None = None
+    catch_up_bytes_per_s: int | None = None
 
     def given(self) -> dict[str, Any]:
         """The options that are not None, as fields of ClusterRecord."""
@@ -270,6 +273,7 @@ def store_config(record: ClusterRecord) -> StoreConfig:
         transient_pool=record.transient_pool,
         file_reserved_hours=record.file_reserved_hours,
         producer_expiry_hours=record.producer_expiry_hours,
+        catch_up_bytes_per_s=record.catch_up_bytes_per_s,
     )
 
 
@@ -297,8 +301,8 @@ def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecor
 def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
-    A later start may change flush, host, tls, insecure, transient_pool, file_reserved_hours and producer_expiry_hours.
-    It ends each drain.
+    A later start may change flush, host, tls, insecure, transient_pool, file_reserved_hours, producer_expiry_hours and
+    catch_up_bytes_per_s. It ends each drain.
     Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()

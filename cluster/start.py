@@ -85,6 +85,7 @@ def start(
     transient_pool: bool | None = None,
     file_reserved_hours: float | None = None,
     producer_expiry_hours: float | None = None,
+    catch_up_bytes_per_s: int | None = None,
     address: str | None = None,
     ephemeral: bool = False,
     segment_size_bytes: int | None = None,
@@ -130,6 +131,9 @@ def start(
             default, 1 at least. A shard remembers a million (producer, topic, queue). With fewer hours more new
             producers may come, such as those of a stream's batches. A message or a write that is repeated later than
             that may be stored twice. May change at each start.
+        catch_up_bytes_per_s: bytes per second that a leader sends to a follower that was away or is new, while enough
+            others keep up; 0 (default): as fast as disks and network allow, at the cost of producers meanwhile. Less
+            than producers send lets the follower never catch up. May change at each start.
         address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
             the one in RAY_ADDRESS, else a new Ray on this machine that lives until `stop`.
         ephemeral: accept a data directory that does not survive a reboot (/tmp, tmpfs). False by default.
@@ -171,6 +175,7 @@ def start(
         transient_pool=transient_pool,
         file_reserved_hours=file_reserved_hours,
         producer_expiry_hours=producer_expiry_hours,
+        catch_up_bytes_per_s=catch_up_bytes_per_s,
     )
 
     if host not in (None, NODE_HOST):

@@ -42,6 +42,8 @@ class SenderLimits:
     window_bytes: int = 64 * MIB
     #: frames sent and not acknowledged: small units are sent together while the follower lags
     window_frames: int = 16
+    #: log bytes per second to a follower that lacks a whole frame, while no put waits for it; 0: no limit
+    catch_up_bytes_per_s: int = 0
     #: how long few bytes wait for more, while enough other followers get each byte at once
     linger_ms: int = 10
     #: ... and how many bytes do not wait
@@ -205,6 +207,8 @@ class LogSender:
         #: since when the chain does not have the next units; None: it has
         self._starved_ms: int | None = None
         self._in_flight: deque[int] = deque()
+        #: before then nothing is sent to a follower that catches up
+        self._catch_up_ms = 0.0
         #: the end of the frame whose ack is timed, and when it was sent; None: no frame is
         self._timed: tuple[int, int] | None = None
         #: None: no ack was timed yet
@@ -260,6 +264,8 @@ class LogSender:
         if self.phase is not Phase.STREAMING:
             return self._limits.heartbeat_ms
         due_ms = self._sent_at_ms + self._heartbeat_ms
+        if self._is_throttled(now_ms):
+            return max(0, min(due_ms, math.ceil(self._catch_up_ms)) - now_ms)
         if self._unsent_since_ms is not None and self._may_linger:
             linger_due_ms = self._unsent_since_ms + self._limits.linger_ms
             if linger_due_ms > now_ms:
@@ -470,6 +476,7 @@ class LogSender:
         while (
             self._sent_end < self._committed
             and not self._lingers()
+            and not self._is_throttled(self._now_ms)
             and len(self._in_flight) < limits.window_frames
             and self._sent_end - self.matched_end < limits.window_bytes
         ):
@@ -494,6 +501,11 @@ class LogSender:
             and self._committed - self._sent_end < self._limits.linger_bytes
             and self._now_ms - self._unsent_since_ms < self._limits.linger_ms
         )
+
+    def _is_throttled(self, now_ms: int) -> bool:
+        """Whether the follower catches up, has got its share of bytes until later, and keeps no put waiting."""
+        lag = self._committed - self._sent_end
+        return self._may_linger and lag >= self._limits.frame_bytes and now_ms < self._catch_up_ms
 
     def _is_starved(self) -> bool:
         """Whether the chain gives no whole unit below the committed end for long.
@@ -521,6 +533,11 @@ class LogSender:
             self._sent_end, self._sent_value = units[-1].end, units[-1].value
             if self._sent_end >= self._committed:
                 self._unsent_since_ms = None
+            if self._limits.catch_up_bytes_per_s:
+                took_ms = (
+                    1000 * (self._sent_end - message.prev_end) / self._limits.catch_up_bytes_per_s
+                )
+                self._catch_up_ms = max(self._now_ms, self._catch_up_ms) + took_ms
             if self._timed is None:
                 self._timed = self._sent_end, self._now_ms
             self._in_flight.append(self._sent_end)

@@ -134,6 +134,7 @@ def test_options_of_a_store_that_a_cluster_takes_are_marked() -> None:
         "transient_pool",
         "file_reserved_hours",
         "producer_expiry_hours",
+        "catch_up_bytes_per_s",
     }
     assert options["segment_size_bytes"].changes == "decided at the first start"
     assert options["flush"].changes == "each start may change it"

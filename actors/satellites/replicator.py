@@ -75,7 +75,7 @@ class Replicator(Service):
         self._shard = shard
         self._replica = replica
         self._voters = frozenset(voters)
-        self._limits = limits or SenderLimits()
+        self._limits = limits or SenderLimits(catch_up_bytes_per_s=config.catch_up_bytes_per_s)
         self._promise = PROMISES[config.flush, True, "quorum"]
 
         self._log = LogReader(

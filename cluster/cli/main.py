@@ -212,6 +212,11 @@ def _start(parsers: Any) -> None:
         "--producer-expiry-hours HOURS",
         "how many hours a full table of producers remembers each of them (default: as at the last start, at first 168)",
     )
+    start.number(
+        "--catch-up-bytes-per-s BYTES",
+        "bytes per second to a follower that catches up while others keep up "
+        "(default: as at the last start, at first 0, which is no limit)",
+    )
     start.option(
         "--transient-pool",
         "append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last start, at first off)",

@@ -149,7 +149,7 @@ def _value(action: argparse.Action) -> str:
 GROUPS = {
     "Flush and replication": (
         "flush sync_flush_timeout_ms slave_timeout_ms flush_interval_ms flush_least_pages "
-        "flush_thorough_interval_ms"
+        "flush_thorough_interval_ms catch_up_bytes_per_s"
     ),
     "Commit log": (
         "segment_size_bytes max_message_bytes prewrite_window_bytes snapshot_interval_bytes "
@@ -286,6 +286,7 @@ _OTHER: dict[str, Any] = {
     "transient_pool": True,
     "file_reserved_hours": 1.0,
     "producer_expiry_hours": 1.0,
+    "catch_up_bytes_per_s": 1,
     "insecure": True,
 }
 

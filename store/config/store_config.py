@@ -25,6 +25,7 @@ _RANGES = {
     "delete_file_batch_max": (1, 1_000_000),
     "file_reserved_hours": (0, 1_000_000),
     "producer_expiry_hours": (1, 1_000_000),
+    "catch_up_bytes_per_s": (0, 1 << 62),
 }
 
 
@@ -88,6 +89,8 @@ class StoreConfig:
     snapshot_interval_bytes: int = 32 * MIB
     #: the scrub reads stored bytes and compares them with the chain's CRCs, at most this many per second; 0: never
     scrub_bytes_per_s: int = 64 * MIB
+    #: log bytes per second that a leader sends to a follower that catches up while no put waits for it; 0: no limit
+    catch_up_bytes_per_s: int = 0
     #: how often the scrub reads all stored bytes; at least twice within `file_reserved_hours`
     scrub_interval_ms: int = 24 * 3600 * 1000
     #: bytes of one file of a compacted queue (compactionMappedFileSize); see `file_sizes` for the rounding of both

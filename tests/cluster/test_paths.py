@@ -296,15 +296,19 @@ def test_known_clusters_are_those_whose_directory_still_exists(
 
 @pytest.mark.parametrize(
     ("option", "default", "wrong"),
-    [("file_reserved_hours", 72, -1), ("producer_expiry_hours", 168, 0.5)],
+    [
+        ("file_reserved_hours", 72, -1),
+        ("producer_expiry_hours", 168, 0.5),
+        ("catch_up_bytes_per_s", 0, -1),
+    ],
 )
-def test_the_hours_of_messages_and_producers_may_change_at_each_start_and_reach_the_store(
+def test_an_option_that_may_change_at_each_start_reaches_the_store(
     tmp_path: Path, option: str, default: float, wrong: float
 ) -> None:
     cluster_paths, files = paths.ClusterPaths(tmp_path), Files()
 
-    def store_options(hours: float) -> dict[str, Any]:
-        wanted = StartOptions(**{option: hours})  # type: ignore[arg-type]
+    def store_options(value: float) -> dict[str, Any]:
+        wanted = StartOptions(**{option: value})  # type: ignore[arg-type]
         return plan_start(cluster_paths, wanted, ephemeral=False, files=files).options
 
     made = record()

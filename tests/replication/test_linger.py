@@ -35,7 +35,7 @@ class Chain:
 class Stream:
     """A sender, and the follower that answers it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: int) -> None:
         self.sender = LogSender(
             cluster=CLUSTER,
             shard=0,
@@ -43,7 +43,7 @@ class Stream:
             follower_id=FOLLOWER.id,
             chain=Chain(),
             segment_size_bytes=1 << 20,
-            limits=SenderLimits(linger_ms=10, linger_bytes=1000),
+            limits=SenderLimits(linger_ms=10, linger_bytes=1000, **limits),
         )
         self.sessions = 0
         self.sender.step(ClockTick(), 0)
@@ -124,6 +124,33 @@ def test_a_sender_whose_window_is_full_waits_for_an_ack_or_the_heartbeat(stream:
     assert stream.sender.wait_ms(401) > 0
     stream.hear(wire.Ack(1600, 1600, 1600), 402)
     assert stream.sender.wait_ms(402) > 0
+
+
+@pytest.fixture
+def throttled() -> Stream:
+    """A stream that may carry a frame of 1,000 bytes in 100 ms to a follower that catches up."""
+    return Stream(frame_bytes=1000, catch_up_bytes_per_s=10_000)
+
+
+def test_a_follower_that_catches_up_gets_so_many_bytes_a_second(throttled: Stream) -> None:
+    assert throttled.sent(lingering(5000), 20) == [(0, 1000)]
+    assert throttled.sender.wait_ms(20) == 100
+    throttled.hear(wire.Ack(1000, 1000, 1000), 30)
+    assert throttled.sent(ClockTick(), 119) == []
+    assert throttled.sent(ClockTick(), 120) == [(1000, 2000)]
+    # A late call does not make up for the time in which nothing was sent.
+    assert throttled.sent(ClockTick(), 500) == [(2000, 3000)]
+    assert throttled.sender.wait_ms(500) == 100
+
+
+def test_a_follower_that_puts_wait_for_is_not_throttled(throttled: Stream) -> None:
+    ranges = [(start, start + 1000) for start in range(0, 5000, 1000)]
+    assert throttled.sent(LeaderProgress(5000, 0), 20) == ranges
+
+
+def test_what_is_less_than_a_frame_is_not_throttled(throttled: Stream) -> None:
+    assert throttled.sent(lingering(1900), 20) == [(0, 1000)]
+    assert throttled.sent(ClockTick(), 30) == [(1000, 1900)]
 
 
 def test_the_time_of_an_ack_is_smoothed_and_a_longer_wait_counts_at_once(stream: Stream) -> None:
