@@ -13,8 +13,9 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -347,6 +348,10 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
         with connect(paths.data_dir) as cluster:
             cluster.describe()
             shards = cluster.status()["shards"]
+            # Here: it imports Arrow, which the other checks need not wait for.
+            from raymq.cluster.replica_status import statuses
+
+            rows = statuses(cluster)
     except Rejected as error:
         refused = f"{record.name!r} runs and refuses this token: {error}"
         advice = f"put the token it was started with back into {paths.token}, or `raymq stop` and start it"
@@ -358,6 +363,11 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
     return [
         _ok("cluster", f"{found}; it runs and accepts the token"),
         *(check_shard(facts, now_ms) for facts in shards),
+        *(
+            check_replicas(shard, list(group))
+            for shard, group in groupby(rows, lambda row: row["shard"])
+            if record.replicas > 1
+        ),
     ]
 
 
@@ -386,6 +396,29 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
         return _warn(name, found, "Ray started it again; repair the named cause")
 
     return _ok(name, "RUNNING")
+
+
+def check_replicas(shard: int, rows: Sequence[Mapping[str, Any]]) -> Check:
+    """The replicas of a shard. Args: `rows`: as of `replica_status.statuses`."""
+    name = f"shard {shard} replicas"
+    faults = []
+    for row in rows:
+        if row["state"] != "RUNNING":
+            faults.append(
+                f"replica {row['replica']} is {row['state']}: {row['error'] or 'no cause'}"
+            )
+        elif not row["is_complete"]:
+            faults.append(f"replica {row['replica']} is not complete, and does not count yet")
+
+    if faults:
+        advice = "see `raymq shard describe` and docs/operating/runbook.md, 'A shard is under-replicated'"
+        return _warn(name, "; ".join(faults), advice)
+
+    lost = max((len(row["unclean_recoveries"] or []) for row in rows), default=0)
+    if lost:
+        found = f"DATA-LOSS-POSSIBLE: a majority of the replicas was lost {lost} time(s)"
+        return _warn(name, found, "see docs/operating/runbook.md, 'A majority is gone for good'")
+    return _ok(name, f"all {len(rows)} run and are complete")
 
 
 def _has(module: str) -> bool:

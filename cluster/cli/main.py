@@ -216,6 +216,7 @@ def _start(parsers: Any) -> None:
         "--catch-up-bytes-per-s BYTES",
         "bytes per second to a follower that catches up while others keep up "
         "(default: as at the last start, at first 0, which is no limit)",
+        least=0,
     )
     start.option(
         "--transient-pool",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from raymq.cluster.deploy.placement import protection
 from raymq.cluster.transport.tls import TLS_PREFIX, is_loopback
 
 _KIB = 1024
@@ -107,15 +108,12 @@ def _protection(shard: StatusFacts) -> str:
     replicas = shard.get("replicas", 1)
     if replicas == 1:
         return ""
-    nodes = shard.get("nodes")
-    if nodes:
-        lost = 1 if replicas == 2 else replicas // 2
-        machines = "machine" if lost == 1 else "machines"
-        names = ", ".join(nodes)
-        return f"replicas on the nodes {names}: confirmed messages outlive the loss of any {lost} {machines}"
+    if shard.get("nodes"):
+        return protection(replicas, shard["nodes"])
     host = str(shard.get("endpoint") or "").removeprefix(TLS_PREFIX).rpartition(":")[0].strip("[]")
     if is_loopback(host):
-        return f"{replicas} replicas on one machine: confirmed messages outlive a process or a copy, not the disk"
+        return protection(replicas, None)
+    # This program may not know the nodes.
     return ""
 
 

@@ -220,6 +220,36 @@ def test_a_shard_that_is_not_well_is_judged_with_its_cause(
     assert bool(check.advice) == (verdict != "ok")
 
 
+def replica_row(**facts: Any) -> dict[str, Any]:
+    return {
+        "replica": 0,
+        "state": "RUNNING",
+        "is_complete": True,
+        "unclean_recoveries": [],
+        "error": None,
+        **facts,
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "words"),
+    [
+        ({}, "ok", "all 2 run and are complete"),
+        ({"state": "DOWN", "error": "refused"}, "warn", "replica 1 is DOWN: refused"),
+        ({"state": "READ_ONLY", "error": "poisoned"}, "warn", "replica 1 is READ_ONLY: poisoned"),
+        ({"is_complete": False}, "warn", "replica 1 is not complete"),
+        ({"unclean_recoveries": [{"at_ms": 1}]}, "warn", "DATA-LOSS-POSSIBLE"),
+    ],
+)
+def test_replicas_that_are_not_well_are_named(
+    facts: Mapping[str, Any], verdict: str, words: str
+) -> None:
+    check = doctor.check_replicas(2, [replica_row(), replica_row(replica=1, **facts)])
+    assert (check.name, check.verdict) == ("shard 2 replicas", verdict)
+    assert words in check.found
+    assert bool(check.advice) == (verdict != "ok")
+
+
 def test_this_machine_can_be_examined(tmp_path: Path) -> None:
     names = [check.name for check in doctor.examine(str(tmp_path))]
     for expected in ("python", "ray", "java", "disk space", "/dev/shm", "ray token", "data dir"):
