@@ -3,7 +3,8 @@
 A cluster of one replica and one of three run side by side, in a Ray each, and take turns in each of three rounds. All
 of them are on one disk. So three replicas write every byte three times to it, and a batch counts as stored only when
 all three logs have it on disk. Then the leader's CommitLog is killed again and again while a producer sends one message
-at a time: the gap is the longest time between two receipts.
+at a time: the gap is the longest time between two receipts. It is measured, too, while all processes restart one
+replica after the other.
 
 After that a follower gets an empty successor, again in three rounds. Its catch-up begins with the first status of the
 successor and ends when its synced end is the leader's. No other client sends meanwhile. The limit, measured right
@@ -142,6 +143,22 @@ def gaps_ms(cluster: raymq.Cluster, kills: int) -> list[float]:
                 longest, last = max(longest, now - last), now
             gaps.append(longest * 1000)
     return gaps
+
+
+def restart_gap_ms(cluster: raymq.Cluster) -> float:
+    """The longest time between two receipts of one producer while all replicas restart, one after the other."""
+    complete_replicas(cluster)
+    longest = 0.0
+    with cluster.producer(acks="quorum") as producer, ThreadPoolExecutor(1) as pool:
+        producer.send("t", b"before", queue_id=0).result(60)
+        last = time.perf_counter()
+        restarted = pool.submit(cluster.rolling_restart)
+        while not restarted.done():
+            producer.send("t", b"during", queue_id=0).result(60)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        restarted.result()
+    return longest * 1000
 
 
 # --- catch-up -------------------------------------------------------------------------------------
@@ -337,6 +354,7 @@ def run(directory: Path, quick: bool) -> tuple[Rounds, dict[str, Any]]:
                     rounds.note(f"{name}_cpu_s_per_GB", spent / (count * LARGE[0] * LARGE[1] / 1e9))
                     rounds.note(f"{name}_ms", send_ms(cluster, 200 if quick else 1000)[0])
         single["gaps_ms"] = sorted(gaps_ms(three, QUICK_KILLS if quick else KILLS))
+        single["restart_gap_ms"] = restart_gap_ms(three)
         single["catch_up"] = measure_catch_up(three, directory, rounds, quick)
 
     for place in places.values():
@@ -382,6 +400,13 @@ def table(rounds: Rounds, single: dict[str, Any]) -> list[Line]:
             median,
         ),
         Line("", f"{worst:,.0f} ms", "worst", at_most(5000), worst),
+        Line(
+            "  all replicas restarted, longest wait",
+            f"{single['restart_gap_ms']:,.0f} ms",
+            "",
+            at_most(1000),
+            single["restart_gap_ms"],
+        ),
         Line(
             "  catch-up of an empty follower",
             f"{catch_up / 1e6:,.0f} MB/s",
