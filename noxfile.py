@@ -119,13 +119,19 @@ def sql(session: nox.Session) -> None:
 
 @nox.session
 def simulate(session: nox.Session) -> None:
-    """Replicas under random faults, 150 times as many runs as CI makes: three hundred million steps."""
+    """Replicas under random faults, 150 times as many runs as CI makes: three hundred million steps.
+
+    And all schedules of seven exchanges instead of five.
+    """
     session.install("-e", ".[dev]")
     session.run(
         # With -s it prints how often everything happened.
         *("python", "-m", "pytest", "-s", "tests/replication/test_simulation.py"),
         *("--timeout", "36000", *session.posargs),
-        env={"RAYMQ_SIMULATED_STEPS": os.environ.get("RAYMQ_SIMULATED_STEPS", "150")},
+        env={
+            "RAYMQ_SIMULATED_STEPS": os.environ.get("RAYMQ_SIMULATED_STEPS", "150"),
+            "RAYMQ_SEARCH_DEPTH": os.environ.get("RAYMQ_SEARCH_DEPTH", "7"),
+        },
     )
 
 
