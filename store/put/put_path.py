@@ -409,6 +409,8 @@ class PutPath:
                 if stop == row:
                     log.seal(log.epoch)
                     self._snapshots.begin_segment()
+                    # The snapshot has a stamp of its own, and stamps never go back.
+                    store_time_ms = self._records.next_store_time_ms()
                     continue
                 appended = self._append_unit(encoded, request, row, stop, store_time_ms)
                 first = first or appended

@@ -16,6 +16,7 @@ from raymq.store.services.retry import send_back
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
+from tests.support.reference_decoder import decode_log
 from tests.support.simulated_disk import SimulatedDisk
 
 ROOT = Path("/s")
@@ -181,6 +182,27 @@ def test_stamps_never_go_back_and_come_back_to_the_wall_clock(shop: Shop) -> Non
     assert stamps == sorted(stamps)
     assert len(set(stamps)) == len(stamps), "time stands still"
     assert stamps[-1] == shop.clock.now_ms() - MINUTE_MS
+
+
+def test_stamps_do_not_go_back_in_a_batch_that_goes_on_in_the_next_file(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = shop.store.log
+    seal = log.seal
+
+    def slow_seal(epoch: int) -> None:
+        seal(epoch)
+        shop.clock.advance(5)
+
+    monkeypatch.setattr(log, "seal", slow_seal)
+    # The next file begins with a snapshot, which has a stamp of its own.
+    shop.store.put(request([b"x" * 1000] * 50))
+    assert log.end > SIZE
+    files = sorted(shop.disk.list(ROOT / "commitlog"))
+    data = b"".join(shop.disk.read_file(ROOT / "commitlog" / name) for name in files)
+    stamps = [row["store_time_ms"] for row in decode_log(data[: log.end], SIZE)]
+    assert stamps == sorted(stamps)
+    assert stamps[-1] == shop.clock.now_ms()
 
 
 # --- retention ------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ import struct
 import zlib
 from typing import Any
 
+#: magic of the record that fills the end of a file
+BLANK = 0xCBD43194
+
 
 class Reader:
     """Takes consecutive big-endian fields from bytes."""
@@ -67,6 +70,18 @@ def decode_record(data: bytes, at: int = 0) -> dict[str, Any]:
     if row["body"] and zlib.crc32(row["body"]) & 0x7FFFFFFF != row["body_crc"]:
         raise ValueError("body CRC")
     return row
+
+
+def decode_log(log: bytes, file_bytes: int) -> list[dict[str, Any]]:
+    """Every record of a commit log, which begins with its first byte. Args: `file_bytes`: of each of its files."""
+    rows, at = [], 0
+    while at < len(log):
+        if struct.unpack_from(">I", log, at + 4)[0] == BLANK:
+            at += file_bytes - at % file_bytes
+            continue
+        rows.append(decode_record(log, at))
+        at += rows[-1]["size"]
+    return rows
 
 
 def decode_all(data: bytes) -> list[dict[str, Any]]:
