@@ -24,7 +24,7 @@ from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.base.files import Files
 from tests.support.history import History, Load, Read, faults
 from tests.support.lean_ray import LEAN
@@ -32,6 +32,10 @@ from tests.support.waiting import until
 
 TOPIC, ASIDE = "load", "aside"
 PRODUCERS, QUEUES = 2, 3
+#: of each file of the commit log
+FILE_BYTES = 1 << 20
+#: of each replica of three
+ROLES = ("commit_log", "replication", "group_commit")
 
 
 class ReplicatedShard:
@@ -81,7 +85,8 @@ class ReplicatedShard:
     def call(self, replica: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """Run an operation at one replica. Raises: RayMQError when it refuses or does not answer."""
         endpoint = read_endpoint(self.paths.replica(0, replica))
-        assert endpoint is not None
+        if endpoint is None:
+            raise Unavailable(f"replica {replica} has not said where it listens")
         cluster = self.cluster
         connection = ShardConnection(
             endpoint, cluster.token, cluster.cluster_id, shard=0, ca=cluster.ca
@@ -238,6 +243,43 @@ def kill_leader(shard: ReplicatedShard) -> None:
 
 
 @contextlib.contextmanager
+def standing_still(shard: ReplicatedShard, load: Load, replica: int) -> Iterator[None]:
+    """All processes of a replica stand still."""
+    # Its satellites first: they would end a CommitLog that is silent for too long.
+    with contextlib.ExitStack() as targets:
+        for pid in [wait_for_lease(shard, load, replica, role) for role in reversed(ROLES)]:
+            targets.enter_context(Target(pid)).send(signal.SIGSTOP)
+        yield
+
+
+def wait_until_complete(shard: ReplicatedShard, replica: int) -> None:
+    """A replica follows, counts, and has everything durably that its leader has now."""
+    end = shard.status(wait_for_leader(shard))["appended"]
+
+    def is_there() -> bool:
+        with contextlib.suppress(RayMQError, KeyError):
+            facts = shard.status(replica)
+            return bool(
+                facts["mode"] == "follower" and facts["is_complete"] and facts["synced"] >= end
+            )
+        return False
+
+    until(is_there, pause)
+
+
+def check_logs(shard: ReplicatedShard) -> int:
+    """The logs of all replicas are the same bytes up to the confirmed end. Returns: that end."""
+    confirmed = int(shard.status(wait_for_leader(shard))["confirmed"])
+    for replica in shard.replicas:
+        until(lambda each=replica: shard.status(each)["synced"] >= confirmed, pause)
+    logs = [shard.commit_log(replica, confirmed) for replica in shard.replicas]
+    assert len(logs[0]) == confirmed
+    for replica, log in enumerate(logs):
+        assert log == logs[0], f"replica {replica} differs from replica 0"
+    return confirmed
+
+
+@contextlib.contextmanager
 def started_shard(
     replicas: int, name: str, variables: Mapping[str, str] | None = None
 ) -> Iterator[ReplicatedShard]:
@@ -248,7 +290,7 @@ def started_shard(
     try:
         world.start(
             *("--name", name, "--shards", "1", "--replicas", str(replicas)),
-            *("--segment-size-bytes", str(1 << 20)),
+            *("--segment-size-bytes", str(FILE_BYTES)),
         )
         world.cluster = raymq.connect(world.paths.data_dir)
         world.cluster.create_topic(TOPIC, queues=QUEUES)
@@ -260,17 +302,19 @@ def started_shard(
         shutil.rmtree(place)
 
 
-def check(shard: ReplicatedShard, history: History, seen: Sequence[list[Read]] = ()) -> int:
+def check(
+    shard: ReplicatedShard, history: History, seen: Sequence[list[Read]] = (), *, topic: str = TOPIC
+) -> int:
     """Every acknowledged message is there once and in order. Returns: how many are there.
 
-    Args: `seen`: what each consumer got meanwhile.
+    Args: `seen`: what each consumer got meanwhile. `topic`: of the history.
     """
     acked = history.acked()
     # Messages that only the leader acknowledged become visible when the follower has them.
     leader = wait_for_leader(shard)
     end = shard.status(leader)["appended"]
     until(lambda: shard.status(leader)["confirmed"] >= end, pause)
-    reads = list(shard.read(TOPIC))
+    reads = list(shard.read(topic))
     found = faults(acked, reads, history.sent(), seen)
     assert not found, f"{len(found)} faults, such as {found[:5]}"
     return len(reads)
