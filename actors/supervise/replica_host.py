@@ -950,6 +950,8 @@ class ReplicaHost:
         self.dispatcher.stop()
         with self._role_changed:
             self._role_changed.notify_all()
+        self.supervisor.wake_commit_log()
+
         # The ack loop first: it changes roles.
         for thread in self._threads:
             if thread.is_alive():

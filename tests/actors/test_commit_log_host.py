@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.api.shard_api import PutTicket
-from raymq.actors.leader import appender
+from raymq.actors.leader import appender, put_acks
 from raymq.actors.leader.leader import ANNOUNCED_ROWS_MAX
 from raymq.actors.replica import open_replica
 from raymq.actors.shared import append_wakeups
@@ -286,6 +286,16 @@ def test_a_stop_whose_last_sync_fails_closes_every_file(
         shard.close()
     del shard.host
     assert held() == []
+
+
+def test_a_stop_does_not_wait_for_the_next_look_at_the_satellites(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(put_acks, "IDLE_WAIT_MS", 60_000)
+    shard.open()
+    shard.close()
+    # `close` gives up the thread that stays, which would look once a minute.
+    assert "raymq-acks" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_stream_is_notified_once_of_puts_that_finish_together(shard: Shard) -> None:
