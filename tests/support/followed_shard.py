@@ -9,7 +9,9 @@ import queue
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from raymq.actors.follower.follower import Follower as FollowerRole
 from raymq.actors.replica import open_replica
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.cluster import Cluster
@@ -33,28 +35,31 @@ CLUSTER_ID, TOKEN = "f0" * 16, "t0ken"
 CONFIG = StoreConfig(segment_size_bytes=1 << 20, flush="async", scrub_bytes_per_s=0)
 #: between two frames of a stream
 BEAT_S = 0.02
+#: of a follower's dispatch. Every test waits for followers: the half second of a cluster would be most of its time
+LINGER_S = 0.02
 
 
 class Follower:
     """A follower, and the stream that the test feeds it from the leader's log."""
 
     def __init__(self, root: Path, number: int, leader: ReplicaHost) -> None:
-        self.host = open_replica(
-            root,
-            CONFIG,
-            identity={
-                "cluster_id": CLUSTER_ID,
-                "shard": 0,
-                "name": "followed",
-                "shards": 1,
-                "replica": number,
-                "replicas": 3,
-                "incarnation": 1,
-            },
-            roles=(),
-            members=range(3),
-            candidates=(0,),
-        )
+        with mock.patch.object(FollowerRole, "dispatch_linger_s", LINGER_S):
+            self.host = open_replica(
+                root,
+                CONFIG,
+                identity={
+                    "cluster_id": CLUSTER_ID,
+                    "shard": 0,
+                    "name": "followed",
+                    "shards": 1,
+                    "replica": number,
+                    "replicas": 3,
+                    "incarnation": 1,
+                },
+                roles=(),
+                members=range(3),
+                candidates=(0,),
+            )
         self._leader = leader
         self._number = number
         self._chain = ChainReader(

@@ -22,7 +22,7 @@ from raymq.store.log.chain import ChainUnit
 from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.queues.raw_records import decode_records
 from tests.support.batches import request
-from tests.support.replica_pair import wait_until
+from tests.support.replica_pair import TIMEOUT_S, wait_until
 from tests.support.roles import log_of
 
 SEGMENT = 256 * 1024
@@ -133,6 +133,8 @@ class MendedShard:
         """Wait until every replica has dispatched all."""
         end = self.leader.log.confirmed
         for host in self.hosts.values():
+            # Asked for, a follower dispatches at once: else it lingers for half a second.
+            host.dispatcher.await_dispatched(end, int(TIMEOUT_S * 1000))
             wait_until(lambda h=host: h.store.dispatched >= end, "all is dispatched")
 
     def units(self, replica: int = 0) -> list[ChainUnit]:
