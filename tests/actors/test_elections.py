@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.replica import open_replica
+from raymq.actors.supervise import replica_host
 from raymq.actors.supervise.ballot import BALLOT
 from raymq.actors.supervise.elections import Elections
 from raymq.actors.supervise.replica_host import ReplicaHost
@@ -106,7 +107,11 @@ def test_a_lost_ballot_is_read_from_the_log(shard: Shard) -> None:
     assert shard.open().log.last_epoch == 4
 
 
-def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(shard: Shard) -> None:
+def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_host, "LEAD_RETRY_MS", 200)
+
     class Full(Files):
         is_full = True
 
