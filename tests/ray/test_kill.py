@@ -32,6 +32,8 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.background
+
 LEADER, FOLLOWER = 0, 1
 #: longer than supervisor.STALE_MS, so that satellites which stand still are replaced; shorter than heartbeat.SILENT_MS
 STOPPED_S = 3.0

@@ -22,6 +22,8 @@ import pytest
 from tests.support.namespace_ray import ray_node
 from tests.support.network_namespaces import ip
 
+pytestmark = pytest.mark.background
+
 #: a network for tests and documentation
 HOSTS = {"a": "198.51.100.1", "b": "198.51.100.2", "c": "198.51.100.3"}
 SWITCH = "198.51.100.10"
