@@ -275,20 +275,25 @@ class MemoryTransport:
     """Connects to the session of an endpoint, while there is one."""
 
     def __init__(self) -> None:
+        #: else a stream could begin that `cut` does not see
+        self._lock = threading.Lock()
         self.sessions: dict[str, FollowerSession] = {}
         self.streams: dict[str, list[MemoryStream]] = {}
 
     def connect(self, endpoint: str) -> MemoryStream:
-        if endpoint not in self.sessions:
-            raise Unavailable(f"no process listens at {endpoint}")
-        stream = MemoryStream(self.sessions[endpoint])
-        self.streams.setdefault(endpoint, []).append(stream)
-        return stream
+        with self._lock:
+            if endpoint not in self.sessions:
+                raise Unavailable(f"no process listens at {endpoint}")
+            stream = MemoryStream(self.sessions[endpoint])
+            self.streams.setdefault(endpoint, []).append(stream)
+            return stream
 
     def cut(self, endpoint: str) -> None:
         """A follower's process is gone."""
-        self.sessions.pop(endpoint, None)
-        for stream in self.streams.pop(endpoint, []):
+        with self._lock:
+            self.sessions.pop(endpoint, None)
+            streams = self.streams.pop(endpoint, [])
+        for stream in streams:
             stream.close()
             stream._thread.join(TIMEOUT_S)
 
