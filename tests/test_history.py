@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.history import Read, SequenceKey, body, faults
+from tests.support.history import Committed, Read, SequenceKey, body, faults
 
 
 class Case(NamedTuple):
@@ -19,6 +19,7 @@ class Case(NamedTuple):
     acked: dict[SequenceKey, dict[int, int]]
     sent: dict[SequenceKey, int]
     seen: tuple[list[Read], ...] = ()
+    committed: tuple[list[Committed], ...] = ()
 
 
 def log(*numbers: int, producer: int = 0, queue: int = 0, start: int = 0) -> list[Read]:
@@ -79,6 +80,18 @@ GOOD = [
         {A: {0: 0}},
         SENT,
         seen=(log(0, 1),),
+    ),
+    Case(
+        "two groups commit, each at its own pace in each queue",
+        [],
+        log(0, 1, 2),
+        RECEIPTS,
+        SENT,
+        committed=(
+            [Committed(0, 1), Committed(1, 0), Committed(0, 1), Committed(0, 3)],
+            [Committed(0, 2), Committed(0, 2)],
+            [],
+        ),
     ),
 ]
 
@@ -183,17 +196,33 @@ BAD = [
         seen=(log(0), log(0, 1)),
     ),
     Case("not where its receipt says", ["misplaced"], log(0), {A: {0: 5}}, SENT),
+    Case(
+        "a group's acknowledged commit is gone",
+        ["offset regress"],
+        log(0, 1, 2),
+        RECEIPTS,
+        SENT,
+        committed=([Committed(0, 1), Committed(0, 3), Committed(0, 1), Committed(0, 3)],),
+    ),
+    Case(
+        "a group begins again at the start of one of its queues",
+        ["offset regress"],
+        [*log(0, 1), *log(0, queue=1)],
+        {},
+        {A: 2, C: 1},
+        committed=([Committed(0, 2), Committed(1, 1), Committed(0, 2), Committed(1, 0)],),
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
 def test_a_good_history_is_taken(case: Case) -> None:
-    assert faults(case.acked, case.reads, case.sent, case.seen) == []
+    assert faults(case.acked, case.reads, case.sent, case.seen, case.committed) == []
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
 def test_a_bad_history_is_rejected_for_its_reason(case: Case) -> None:
-    found = faults(case.acked, case.reads, case.sent, case.seen)
+    found = faults(case.acked, case.reads, case.sent, case.seen, case.committed)
     assert [fault.verdict for fault in found] == case.verdicts, found
 
 
@@ -201,4 +230,7 @@ def test_there_are_bad_histories_of_every_kind() -> None:
     histories = {repr(case._replace(name="", verdicts=[])) for case in BAD}
     assert len(histories) == len(BAD) >= 20
     reported = {verdict for case in BAD for verdict in case.verdicts}
-    assert reported == {"lost", "phantom", "duplicate", "reordered", "non-monotonic", "misplaced"}
+    assert reported == {
+        *("lost", "phantom", "duplicate", "reordered", "non-monotonic", "misplaced"),
+        "offset regress",
+    }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import raymq
+from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.consumer_config import ReadFrom
 from raymq.cluster.produce.send_future import SendFuture
-from raymq.store.base.errors import Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Unavailable
 from raymq.store.config.promise import Acks
 
 SequenceKey = tuple[int, int]
@@ -25,6 +27,13 @@ class Read(NamedTuple):
     queue: int
     offset: int
     body: bytes
+
+
+class Committed(NamedTuple):
+    """The next offset of a consumer group in one queue: its commit was acknowledged, or the cluster names it."""
+
+    queue: int
+    offset: int
 
 
 def body(producer: int, queue: int, number: int) -> bytes:
@@ -79,7 +88,8 @@ class Fault(NamedTuple):
     """A promise that was broken."""
 
     #: "lost": acknowledged and not there; "phantom": there and never sent so; "duplicate"; "reordered";
-    #: "non-monotonic": visible once and not later; "misplaced": not where its receipt says
+    #: "non-monotonic": visible once and not later; "misplaced": not where its receipt says; "offset regress": a
+    #: group's committed offset was further once
     verdict: str
     what: str
 
@@ -89,6 +99,7 @@ def faults(
     reads: Iterable[Read],
     sent: dict[SequenceKey, int],
     seen: Iterable[Sequence[Read]] = (),
+    committed: Iterable[Sequence[Committed]] = (),
 ) -> list[Fault]:
     """The faults of a log; empty without any.
 
@@ -97,6 +108,8 @@ def faults(
         reads: every queue from its start, in the order of its offsets.
         sent: the counts after the reading ended.
         seen: the messages of each reader meanwhile, in its order, from the start of each queue.
+        committed: the offsets of each consumer group, whose consumers commit only what is further, in the order in
+            which they were acknowledged or named.
 
     A message that was sent and not acknowledged may be there or not, but not twice and not out of order.
     """
@@ -106,6 +119,8 @@ def faults(
     stored = {(read.queue, read.offset): read.body for read in log}
     for reader, got in enumerate(seen):
         found += _check_reader(f"reader {reader}", got, stored)
+    for group, offsets_of_group in enumerate(committed):
+        found += _check_group(f"group {group}", offsets_of_group)
     return found
 
 
@@ -195,6 +210,19 @@ def _check_reader(
     return found
 
 
+def _check_group(group: str, committed: Sequence[Committed]) -> list[Fault]:
+    """Check that a group's offset never goes back in any queue."""
+    found: list[Fault] = []
+    furthest: dict[int, int] = {}
+    for queue, offset in committed:
+        before = furthest.get(queue, 0)
+        if offset < before:
+            what = f"{group}, queue {queue}: offset {offset} after {before}"
+            found.append(Fault("offset regress", what))
+        furthest[queue] = max(before, offset)
+    return found
+
+
 def _name(key: SequenceKey, number: int) -> str:
     return f"producer {key[0]} queue {key[1]} number {number}"
 
@@ -246,6 +274,64 @@ class Reader:
                     self.got += [Read(m.queue_id, m.offset, m.body) for m in messages]
         except BaseException as error:
             self._failure = error
+
+
+class GroupReader(Reader):
+    """Reads as a consumer group, which commits after each poll, and begins again where the cluster says it was.
+
+    `committed` has each offset that a commit acknowledged, or that the cluster named, in order.
+    """
+
+    #: commits after which another consumer takes the place of the first
+    COMMITS = 20
+
+    def __init__(self, cluster: raymq.Cluster, topic: str, group: str) -> None:
+        super().__init__(cluster, topic)
+        self.committed: list[Committed] = []
+        self._group = group
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                try:
+                    self._consume()
+                except (Unavailable, DeliveryUnknown):
+                    # Nobody said where the group is. Only reads count, and these are after the last commit.
+                    continue
+        except BaseException as error:
+            self._failure = error
+
+    def _consume(self) -> None:
+        """Read with one consumer until it has committed often enough. Its last commit is acknowledged."""
+        with self._cluster.consumer(self._topic, group=self._group, start="earliest") as consumer:
+            self._note(consumer.positions())
+            commits = 0
+            while commits < self.COMMITS:
+                commits += self._read_and_commit(consumer)
+                if self._ended.is_set() and commits:
+                    break
+
+    def _read_and_commit(self, consumer: Consumer) -> bool:
+        """Whether there were messages, and the commit after them is acknowledged."""
+        try:
+            messages = consumer.poll(timeout=0.2)
+        except Unavailable:
+            return False
+        self.got += [Read(m.queue_id, m.offset, m.body) for m in messages]
+        if not messages and not self._ended.is_set():
+            return False
+        try:
+            consumer.commit()
+        except (Unavailable, DeliveryUnknown):
+            # It may be stored or not. The next one is further.
+            return False
+        self._note(consumer.positions())
+        with suppress(Unavailable, DeliveryUnknown):
+            self._note(consumer.committed())
+        return True
+
+    def _note(self, offsets: Mapping[int, int]) -> None:
+        self.committed += [Committed(queue, offset) for queue, offset in sorted(offsets.items())]
 
 
 class Load:
