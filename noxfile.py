@@ -137,7 +137,7 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session
 def failover(session: nox.Session) -> None:
-    """Leaders of three replicas, killed 500 times and cut off 50 times. Network namespaces need root."""
+    """Leaders of three replicas, killed 500 times, and 50 partitions of all kinds. Network namespaces need root."""
     session.install("-e", ".[dev]")
     session.run(
         *("python", "-m", "pytest", "tests/ray/test_failover.py", "tests/ray/test_partitions.py"),

@@ -1,7 +1,17 @@
 """Three replicas on three nodes that really have a network between them, and the network breaks again and again.
 
-A network namespace stands for each machine, another one for the switch between them and for the client. A user without
-root cannot make them and does not collect this test; `nox -s network` runs it alone, and fails then.
+A network namespace stands for each machine, another one for the switch between them and for the clients. Producers and
+consumers go on all the time, and the whole history goes through the checker. What breaks in each round, in turns:
+
+    machine     the leader's machine, in both directions
+    outbound    what the leader sends to the other replicas; it hears them
+    inbound     what the other replicas send to the leader; they hear it
+    link        both directions between the leader and one follower
+    follower    one follower's machine, in both directions
+    flapping    the leader's machine loses and regains the network again and again
+
+A user without root cannot make namespaces and does not collect this module; `nox -s network` runs it alone, and fails
+then.
 """
 
 from __future__ import annotations
@@ -9,169 +19,56 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.lean_ray import LEAN
 from tests.support.namespace_ray import ray_node
-from tests.support.network_namespaces import ip
-
-pytestmark = pytest.mark.background
+from tests.support.network_namespaces import Network, joined_machines
+from tests.support.partition_rounds import ISOLATING, KINDS
+from tests.support.replicated_shard import QUEUES, TOPIC
 
 #: a network for tests and documentation
 HOSTS = {"a": "198.51.100.1", "b": "198.51.100.2", "c": "198.51.100.3"}
 SWITCH = "198.51.100.10"
 PORT = 6379
 PARTITIONS = int(os.environ.get("RAYMQ_PARTITIONS", "8"))
+RUN_S = 120 + 25 * PARTITIONS
+ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(RUN_S + 100)]
 
 #: runs on node a
 START = """
 import json, sys
 import raymq
 
-data_dir, address = sys.argv[1:]
+data_dir, address, topic, queues = sys.argv[1:]
 cluster = raymq.start(
     data_dir, address=address, nodes=["a", "b", "c"], replicas=3, ephemeral=True, insecure=True,
     segment_size_bytes=1 << 20,
 )
-cluster.create_topic("t", queues=1)
+cluster.create_topic(topic, queues=int(queues))
 print(json.dumps({"endpoint": cluster.endpoints[0], "token": cluster.token}))
 cluster.close()
 """
 
-#: runs at the switch: cuts the leader off, both ways or only what it sends, and goes on sending
-CLIENT = """
-import json, subprocess, sys, threading
-import raymq
-from raymq.cluster.transport.flight_client import ShardConnection
-from raymq.store.base.errors import RayMQError
-from tests.support.waiting import until
 
-endpoint, token, rounds, cards, names, hosts = json.loads(sys.argv[1])
-cluster = raymq.connect("raymq://" + endpoint, token=token)
-
-def ask(address, op):
-    connection = ShardConnection(address, token, shard=0)
-    try:
-        return connection.call(op, {}, timeout=1.0)
-    finally:
-        connection.close()
-
-addresses = ask(endpoint, "replicas")["0"]
-node_of = {host: node for node, host in hosts.items()}
-pause = threading.Event()
-
-def statuses():
-    found = {}
-    for replica, address in addresses.items():
-        try:
-            found[replica] = ask(address, "status")
-        except RayMQError:
-            pass
-    return found
-
-def leader():
-    leading = {r: s["epoch"] for r, s in statuses().items() if s["mode"] == "leader" and s["writable"]}
-    return max(leading, key=leading.get, default=None)
-
-def wait_leader(but=None):
-    found = []
-    try:
-        until(lambda: bool(found), lambda: (pause.wait(0.05), found.extend(
-            each for each in [leader()] if each is not None and each != but)))
-    except TimeoutError:
-        raise SystemExit(f"no leader but {but} in round {len(epochs)}: {facts()}")
-    return found[0]
-
-def facts():
-    shown = ("mode", "epoch", "leader", "is_complete", "appended", "synced", "confirmed", "error")
-    return {r: {name: s[name] for name in shown} for r, s in statuses().items()}
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True)
-
-sent, offsets, epochs = 0, [], []
-with cluster.producer(acks="quorum", delivery_timeout_ms=60_000) as producer:
-    def send(count):
-        global sent
-        for _ in range(count):
-            try:
-                offsets.append(producer.send("t", b"%d" % sent, queue_id=0).result(90).offset)
-            except RayMQError as error:
-                raise SystemExit(f"{error} in round {len(epochs)} of {node_of}: {facts()}")
-            sent += 1
-
-    send(10)
-    for turn in range(rounds):
-        old = wait_leader()
-        node = node_of[addresses[old].rpartition(":")[0]]
-        if turn % 2:
-            # One way: what the leader sends to the others is lost.
-            others = [host for each, host in hosts.items() if each != node]
-            for host in others:
-                ip("-n", names[node], "route", "add", "blackhole", host)
-        else:
-            ip("link", "set", cards[node], "down")
-        new = wait_leader(but=old)
-        send(10)
-        if turn % 2:
-            for host in others:
-                ip("-n", names[node], "route", "del", "blackhole", host)
-        else:
-            ip("link", "set", cards[node], "up")
-        send(10)
-        epochs.append(statuses()[new]["epoch"])
-
-    def whole():
-        found = statuses()
-        ends = {s["confirmed"] for s in found.values()}
-        return len(found) == 3 and len(ends) == 1
-
-    until(whole, lambda: pause.wait(0.1))
-
-bodies = []
-with cluster.consumer("t", start="earliest") as consumer:
-    while len(bodies) < sent:
-        bodies += [int(message.body) for message in consumer.poll(timeout=5.0)]
-print(json.dumps({"sent": sent, "offsets": offsets, "bodies": bodies, "epochs": epochs}))
-"""
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with joined_machines(HOSTS, SWITCH) as made:
+        yield made
 
 
-@pytest.fixture
-def machines() -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:
-    """The namespace of the switch; node -> its namespace; node -> its port at the switch."""
-    mark = secrets.token_hex(2)
-    switch = f"rq{mark}s"
-    names = {node: f"rq{mark}{node}" for node in HOSTS}
-    cards = {node: f"rq{mark}{node}s" for node in HOSTS}
-    with contextlib.ExitStack() as undo:
-        for name in (switch, *names.values()):
-            ip("netns", "add", name)
-            undo.callback(ip, "netns", "del", name)
-        ip("-n", switch, "link", "add", "hub", "type", "bridge")
-        ip("-n", switch, "address", "add", f"{SWITCH}/24", "dev", "hub")
-        ip("-n", switch, "link", "set", "lo", "up")
-        ip("-n", switch, "link", "set", "hub", "up")
-        for node, name in names.items():
-            card = cards[node]
-            ip(
-                *("-n", switch, "link", "add", card, "type", "veth"),
-                *("peer", "name", name, "netns", name),
-            )
-            ip("-n", switch, "link", "set", card, "master", "hub", "up")
-            ip("-n", name, "address", "add", f"{HOSTS[node]}/24", "dev", name)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", name, "up")
-        yield switch, names, cards
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
     # Short: Ray puts sockets below it.
     place = Path(tempfile.mkdtemp(prefix="rqp", dir="/tmp"))
@@ -179,15 +76,12 @@ def place() -> Iterator[Path]:
     shutil.rmtree(place, ignore_errors=True)
 
 
-@pytest.mark.network
-@pytest.mark.slow
-@pytest.mark.timeout(200 + 25 * PARTITIONS)
-def test_writes_go_on_while_leader_after_leader_is_cut_off(
-    machines: tuple[str, dict[str, str], dict[str, str]], place: Path
-) -> None:
-    switch, names, cards = machines
+@pytest.fixture(scope="module")
+def facts(network: Network, place: Path) -> dict[str, Any]:
+    """What `tests.support.partition_rounds` prints."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY")},
+        **LEAN,
         "RAY_AUTH_MODE": "disabled",
         "RAYMQ_HOME": str(place / "home"),
         "RAY_TMPDIR": str(place),
@@ -196,33 +90,106 @@ def test_writes_go_on_while_leader_after_leader_is_cut_off(
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
     }
 
-    def run(name: str, program: str, *words: str) -> dict[str, object]:
+    def run(name: str, *words: str) -> dict[str, Any]:
         done = subprocess.run(
-            ["ip", "netns", "exec", name, sys.executable, "-c", program, *words],
+            ["ip", "netns", "exec", name, sys.executable, *words],
             capture_output=True,
             text=True,
             check=False,
+            cwd=ROOT,
             env=environment,
-            timeout=100 + 25 * PARTITIONS,
+            timeout=RUN_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        facts: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-        return facts
+        printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return printed
 
     address = f"{HOSTS['a']}:{PORT}"
     head = ("--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={place}/ray")
-    with contextlib.ExitStack() as nodes:
-        for node, name in names.items():
-            words = head if node == "a" else (f"--address={address}",)
-            nodes.enter_context(ray_node(node, HOSTS[node], name, place, environment, *words))
-        started = run(names["a"], START, str(place / "data"), address)
-        given = [started["endpoint"], started["token"], PARTITIONS, cards, names, HOSTS]
-        facts = run(switch, CLIENT, json.dumps(given))
 
-    sent = facts["sent"]
-    assert sent == 10 + 20 * PARTITIONS
-    assert facts["bodies"] == list(range(sent))
-    assert facts["offsets"] == list(range(sent))
-    epochs = facts["epochs"]
-    assert isinstance(epochs, list)
-    assert epochs == sorted(set(epochs)), "each partition has a leader of a later epoch"
+    with ThreadPoolExecutor(len(HOSTS)) as threads, contextlib.ExitStack() as undo:
+        nodes: list[contextlib.ExitStack] = []
+        # All at the same time. Not so their start: two of them would choose the same names for their sockets.
+        undo.callback(lambda: list(threads.map(contextlib.ExitStack.close, nodes)))
+        for node, name in network.names.items():
+            words = head if node == "a" else (f"--address={address}",)
+            started_node = contextlib.ExitStack()
+            started_node.enter_context(
+                ray_node(node, HOSTS[node], name, place, environment, *words)
+            )
+            nodes.append(started_node)
+
+        data_dir = str(place / "data")
+        started = run(network.names["a"], "-c", START, data_dir, address, TOPIC, str(QUEUES))
+        given = {
+            **started,
+            "place": str(place),
+            "rounds": PARTITIONS,
+            "network": network._asdict(),
+        }
+        return run(network.switch, "-m", "tests.support.partition_rounds", json.dumps(given))
+
+
+def rounds(facts: dict[str, Any], *kinds: str) -> list[dict[str, Any]]:
+    """What happened in the rounds of these kinds."""
+    return [each for each in facts["rounds"] if each["kind"] in kinds]
+
+
+def test_a_machine_hears_another_one_that_hears_nothing_of_it(network: Network) -> None:
+    """Else the partitions in one direction would be in both."""
+    with network.socket_at("a") as first, network.socket_at("b") as second:
+        for each in (first, second):
+            each.settimeout(30.0)
+        network.lose("a", "b")
+        first.sendto(b"lost", second.getsockname())
+        second.sendto(b"arrives", first.getsockname())
+        assert first.recv(100) == b"arrives"
+        network.deliver("a", "b")
+        first.sendto(b"arrives again", second.getsockname())
+        assert second.recv(100) == b"arrives again"
+
+
+def test_the_network_breaks_in_every_way(facts: dict[str, Any]) -> None:
+    assert len(facts["rounds"]) == PARTITIONS
+    assert {each["kind"] for each in facts["rounds"]} == set(KINDS[:PARTITIONS])
+    print(json.dumps(facts["rounds"]))
+
+
+def test_writes_go_on_with_a_leader_of_a_later_epoch_while_a_leader_is_cut_off(
+    facts: dict[str, Any],
+) -> None:
+    for each in rounds(facts, *ISOLATING):
+        assert each["before"] < each["during"] <= each["after"], each
+
+
+def test_a_follower_without_its_leader_or_without_anyone_disturbs_no_leader(
+    facts: dict[str, Any],
+) -> None:
+    for each in rounds(facts, "link", "follower"):
+        assert each["before"] == each["during"] == each["after"], each
+
+
+def test_a_put_at_a_leader_that_is_cut_off_gets_no_receipt(facts: dict[str, Any]) -> None:
+    for each in rounds(facts, *ISOLATING):
+        outcome = each["isolated"]
+        acked = set(map(int, outcome["acked"]))
+        assert 0 in acked
+        late = set(range(outcome["late"], outcome["sent"]))
+        assert late, outcome
+        assert not late & acked, outcome
+        assert late <= {*outcome["unknown"], *outcome["refused"]}, outcome
+        assert outcome["unknown"], "no put reached the leader while it led as far as it knew"
+
+
+def test_every_history_keeps_every_promise(facts: dict[str, Any]) -> None:
+    assert facts["faults"] == []
+    assert facts["messages"] >= facts["receipts"] > 0
+    assert facts["seen"] == [facts["messages"]] * 2
+    assert facts["commits"] > 0
+
+
+def test_all_logs_are_the_same_bytes_up_to_the_confirmed_end(facts: dict[str, Any]) -> None:
+    lengths = {length for length, _ in facts["logs"]}
+    assert lengths == {facts["confirmed"]}
+    assert len(facts["logs"]) == 3
+    assert len({digest for _, digest in facts["logs"]}) == 1
