@@ -239,6 +239,16 @@ def _replaced(
     return (*rows[:shard], row, *rows[shard + 1 :])
 
 
+def protection(replicas: int, nodes: Sequence[str] | None) -> str:
+    """What several replicas protect from, as a line for people. Args: `nodes`: None: all are on one machine."""
+    if not nodes:
+        return f"{replicas} replicas on one machine: confirmed messages outlive a process or a copy, not the disk"
+    lost = 1 if replicas == 2 else replicas // 2
+    machines = "machine" if lost == 1 else "machines"
+    names = ", ".join(nodes)
+    return f"replicas on the nodes {names}: confirmed messages outlive the loss of any {lost} {machines}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
     """The options of a start, with the fields of ClusterRecord; None: unchanged, at the first start the default."""

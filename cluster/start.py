@@ -33,7 +33,7 @@ from .deploy import (
     ray_host,
     run_sweep,
 )
-from .deploy.placement import NODE_HOST, protection
+from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints, save_endpoints
 from .paths import (
@@ -224,8 +224,8 @@ class _Start(_LockedCall):
             self._report(
                 f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
             )
-            if record.replicas > 1 and record.nodes is None:
-                self._report(protection(record.replicas, None))
+            if record.nodes is None and not record.has_one_replica:
+                self._report(cluster_record.protection(record.replicas, None))
             for line in check_addresses(ray, record, first=first):
                 self._warn(line)
             if first:

@@ -73,6 +73,7 @@ def test_the_disk_of_many_queues_is_everything_but_the_commit_log(tmp_path: Path
         ({"three_ms": 2.01}, ["  one message"]),
         ({"gaps_ms": [9, 2001, 2001]}, ["  3 leaders killed, writes back"]),
         ({"gaps_ms": [9, 9, 5001]}, [""]),
+        ({"restart_gap_ms": 1001}, ["  all replicas restarted, longest wait"]),
         ({"catch_up_bytes_s": 4}, ["  catch-up of an empty follower"]),
         ({"cpu_percent_per_shard": 5.01}, ["idle, 4 shards x 3: CPU of a core per shard"]),
     ],
@@ -89,6 +90,7 @@ def test_each_promise_about_replicas_has_a_floor(
     idle_percent = changed.get("cpu_percent_per_shard", 5)
     single = {
         "gaps_ms": changed.get("gaps_ms", [9, 2000, 5000]),
+        "restart_gap_ms": changed.get("restart_gap_ms", 1000),
         "catch_up": {"alone_ms": 1, "beside_ms": 100},
         "idle": {
             "processes": 36,

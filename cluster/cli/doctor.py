@@ -366,7 +366,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
         *(
             check_replicas(shard, list(group))
             for shard, group in groupby(rows, lambda row: row["shard"])
-            if record.replicas > 1
+            if not record.has_one_replica
         ),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raymq.cluster.deploy.placement import protection
+from raymq.cluster.cluster_record import protection
 from raymq.cluster.transport.tls import TLS_PREFIX, is_loopback
 
 _KIB = 1024

@@ -177,16 +177,6 @@ def away(ray_address: str, nodes: Iterable[str]) -> list[str]:
     return sorted(set(nodes) - set(found))
 
 
-def protection(replicas: int, nodes: Sequence[str] | None) -> str:
-    """What several replicas protect from, as a line for people. Args: `nodes`: None: all are on one machine."""
-    if not nodes:
-        return f"{replicas} replicas on one machine: confirmed messages outlive a process or a copy, not the disk"
-    lost = 1 if replicas == 2 else replicas // 2
-    machines = "machine" if lost == 1 else "machines"
-    names = ", ".join(nodes)
-    return f"replicas on the nodes {names}: confirmed messages outlive the loss of any {lost} {machines}"
-
-
 def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
     """Run by a replica's CommitLog before it opens its store: the directory and the address.
 
