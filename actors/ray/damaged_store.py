@@ -1,6 +1,6 @@
 """A replica whose own store is damaged begins again with an empty one, if the other replicas can spare it.
 
-It is a learner then: it gets everything from the leader, and does not count before it has it (rule R17 of
+It is a learner then: it gets everything from the leader, and does not count before it has it (rule R15 of
 docs/design.md). The damaged store is moved aside and stays, because it may be the last copy of something. While an
 older one is there nothing is moved: a disk that damages one store after the other needs an operator.
 """

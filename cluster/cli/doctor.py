@@ -351,7 +351,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
             # Here: it imports Arrow, which the other checks need not wait for.
             from raymq.cluster.replica_status import statuses
 
-            rows = statuses(cluster)
+            rows = [] if record.has_one_replica else statuses(cluster)
     except Rejected as error:
         refused = f"{record.name!r} runs and refuses this token: {error}"
         advice = f"put the token it was started with back into {paths.token}, or `raymq stop` and start it"
@@ -366,7 +366,6 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
         *(
             check_replicas(shard, list(group))
             for shard, group in groupby(rows, lambda row: row["shard"])
-            if not record.has_one_replica
         ),
     ]
 

@@ -215,7 +215,7 @@ def _start(parsers: Any) -> None:
     start.number(
         "--catch-up-bytes-per-s BYTES",
         "bytes per second to a follower that catches up while others keep up "
-        "(default: as at the last start, at first 0, which is no limit)",
+        "(default: as at the last start, at first 0: no limit)",
         least=0,
     )
     start.option(

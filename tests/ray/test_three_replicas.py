@@ -415,7 +415,7 @@ def test_a_leader_is_elected_without_rays_gcs_and_all_is_there_in_the_next_ray(
         kill([pid])
         assert wait_for_leader(shard, but=leader) != leader
         wait_for_writes(load)
-        # Nobody starts the lost process again: there is no GCS.
+        # The lost process is not started again: there is no GCS.
         with pytest.raises(RayMQError):
             shard.status(leader)
     shard.start()

@@ -296,7 +296,7 @@ class GroupReader(Reader):
                 try:
                     self._consume()
                 except (Unavailable, DeliveryUnknown):
-                    # Nobody said where the group is. Only reads count, and these are after the last commit.
+                    # No answer said where the group is. Only reads count, and these are after the last commit.
                     continue
         except BaseException as error:
             self._failure = error

@@ -194,7 +194,7 @@ def cut_follower(shard: PartitionedShard, load: Load, kind: str) -> dict[str, An
         if kind == "link":
             until(lambda: shard.status(follower)["leader"] is None, load.pause)
         else:
-            # Nobody hears it say so.
+            # It cannot say so: its answers do not arrive.
             shard.cut_off = {follower}
             load.ended.wait(UNHEARD_S)
         wait_for_writes(load)
