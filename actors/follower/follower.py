@@ -49,6 +49,11 @@ class Follower(ReplicaRole):
             store.log, store, flags=store.flags, reserved_hours_min=RESERVED_HOURS_MIN
         )
 
+    @property
+    def visible_end(self) -> int:
+        """See `ReplicaRole.visible_end`. A leader before may have left more in the state."""
+        return self._host.log.confirmed
+
     def step(self) -> None:
         """See `ReplicaRole.step`."""
         host, log = self._host, self._host.log

@@ -42,6 +42,10 @@ class AdminHost(Protocol):
     def hand_over(self, replica: int) -> None:
         """Let another replica lead soon. Raises: Rejected when it cannot."""
 
+    @property
+    def visible_end(self) -> int:
+        """The physical offset below which readers see topics and offsets."""
+
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
 
@@ -310,8 +314,9 @@ class AdminCalls:
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
         call_arguments.check_name("group", group)
         self._topic(topic)
-        # A copy: offset commits change the table during the iteration.
-        table = dict(self._host.store.state.offsets.get((group, topic), {}))
+        # After a failover, commits that the leader before acknowledged may not be confirmed here yet.
+        self._host.await_dispatch()
+        table = self._host.store.confirmed_offsets(group, topic, self._host.visible_end)
         return {str(queue_id): offset for queue_id, offset in table.items()}
 
     def _op_decide_write(self, decision: dict[str, Any]) -> dict[str, Any]:

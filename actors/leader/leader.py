@@ -88,6 +88,10 @@ class Leader(ReplicaRole):
 
         rows = promises(host.config.flush, has_followers=host.has_followers)
         self._confirmed_end = rows["quorum"].confirmed_end
+        # Another leader's log may lack what a majority has not stored. Where none can be elected, nothing gets lost.
+        self._lasting_end = rows[
+            "quorum" if can_fail_over(len(host.members)) else "leader"
+        ].acknowledged_end
         self._note_confirmed()
         if host.has_followers:
             self._expect_acknowledged()
@@ -103,6 +107,12 @@ class Leader(ReplicaRole):
     def _note_confirmed(self) -> None:
         """Raise the confirmed end to what the log itself knows."""
         self._host.log.note_confirmed(self._confirmed_end(self._host.log.ends))
+
+    @property
+    def visible_end(self) -> int:
+        """See `ReplicaRole.visible_end`."""
+        log = self._host.log
+        return max(log.confirmed, self._lasting_end(log.ends))
 
     def _expect_acknowledged(self) -> None:
         """Let reads wait for messages that the leader before may have acknowledged.

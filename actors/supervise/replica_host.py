@@ -652,7 +652,8 @@ class ReplicaHost:
         return routes
 
     def _op_topics(self) -> dict[str, Any]:
-        return {topic.name: topic.shown() for topic in list(self.store.state.topics.values())}
+        topics = self.store.confirmed_topics(self.role.visible_end)
+        return {topic.name: topic.shown() for topic in topics}
 
     def _op_replicas(self) -> dict[str, Any]:
         return self.replicas()

@@ -97,6 +97,11 @@ class ReplicaRole(ABC):
         """Close the store in order, after `stop`. Raises: Unavailable when a step failed, with all released."""
 
     @property
+    @abstractmethod
+    def visible_end(self) -> int:
+        """The physical offset below which topics and offsets are visible."""
+
+    @property
     def is_serving(self) -> bool:
         """Whether this replica does what its role asks of it, puts included."""
         return True

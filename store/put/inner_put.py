@@ -130,7 +130,7 @@ class InnerPut:
         encoded = self._records.encode_state_record(kind, body)
         self._snapshots.make_room(encoded.size)
         (appended,) = self._records.append([encoded], self._records.next_store_time_ms())
-        self._state.apply_state_record(kind, body)
+        self._state.apply_appended(kind, body, appended.end_offset, self._log.confirmed)
         return appended
 
     def begin_next_file(self) -> AppendedRows:

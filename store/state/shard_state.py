@@ -20,6 +20,7 @@ from raymq.store.base.errors import Corrupt, Fenced, Rejected
 from . import snapshot_columns
 from .producer_table import ENTRY_DTYPE, EPOCH_DTYPE, UNKNOWN_OFFSET, ProducerTable, Run
 from .topic_schema import ALLOWED, NULL_VALUES, SCHEMA
+from .unconfirmed import ReplacedValues
 
 #: topic and queue of the records that this module reads and writes
 INTERNAL_TOPIC = "rmq_sys_raymq"
@@ -142,6 +143,9 @@ class ShardState:
         self.producers.clear()
         #: (group, topic) -> queue -> next offset to consume
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        #: what readers see in place of `topics` and `offsets` that are not confirmed yet
+        self._replaced_topics: ReplacedValues[str, TopicInfo] = ReplacedValues()
+        self._replaced_offsets: ReplacedValues[tuple[str, str], dict[int, int]] = ReplacedValues()
         #: service -> key -> JSON value: the progress of delay levels, timers, transactions and other services
         self.progress: dict[str, dict[str, Any]] = {}
         self.store_time_ms = 0
@@ -241,6 +245,34 @@ class ShardState:
             self.producers.check_room(producer_id, self.store_time_ms)
             return 0
         return known + 1
+
+    def confirmed_topics(self, confirmed: int) -> list[TopicInfo]:
+        """The topics below the confirmed end. Args: `confirmed`: that end, as physical offset."""
+        seen = self._replaced_topics.confirmed_value
+        found = [seen(name, topic, confirmed) for name, topic in self.topics.items()]
+        return [topic for topic in found if topic is not None]
+
+    def confirmed_offsets(self, group: str, topic: str, confirmed: int) -> dict[int, int]:
+        """queue -> next offset to consume, below the confirmed end. Args: `confirmed`: that end, as physical offset."""
+        key = group, topic
+        now = self.offsets.get(key)
+        return dict(self._replaced_offsets.confirmed_value(key, now, confirmed) or {})
+
+    def apply_appended(self, kind: str, body: bytes, end: int, confirmed: int) -> None:
+        """Account for a state record that a leader has appended. Readers see it from the confirmation of its end on.
+
+        Args: `end`: of the record; `confirmed`: the confirmed end by now; both are physical offsets.
+        """
+        if kind == TOPIC:
+            name = json.loads(body)["name"]
+            self._replaced_topics.note(name, self.topics.get(name), end, confirmed)
+        elif kind == OFFSETS:
+            value = json.loads(body)
+            key = value["group"], value["topic"]
+            before = self.offsets.get(key)
+            copied = None if before is None else dict(before)
+            self._replaced_offsets.note(key, copied, end, confirmed)
+        self.apply_state_record(kind, body)
 
     def apply_state_record(self, kind: str, body: bytes) -> bool:
         """Account for one state record. Unknown kinds are a newer version's and are ignored.

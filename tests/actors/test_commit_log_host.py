@@ -43,6 +43,7 @@ from raymq.store.records import record
 from raymq.store.records.requests import FetchRequest, PutRequest
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
+from tests.support.confirming import confirm_only
 from tests.support.damaged_store import flip
 from tests.support.roles import leader_of
 from tests.support.waiting import until
@@ -80,12 +81,11 @@ class Shard:
         self.host: ReplicaHost
         self.flushers: list[subprocess.Popen[bytes]] = []
 
-    def open(self, config: StoreConfig = CONFIG) -> ReplicaHost:
+    def open(
+        self, config: StoreConfig = CONFIG, roles: tuple[str, ...] = ("group_commit",)
+    ) -> ReplicaHost:
         self.host = open_replica(
-            self.root,
-            config,
-            identity={"cluster_id": "c", "shard": 0},
-            roles=("group_commit",),
+            self.root, config, identity={"cluster_id": "c", "shard": 0}, roles=roles
         )
         return self.host
 
@@ -601,14 +601,63 @@ def body_of(raw: bytes) -> bytes:
 def test_offsets_are_listed_during_an_offset_commit_for_another_queue(shard: Shard) -> None:
     store = shard.open().store
     store.create_topic("t", 4, [0])
+    confirm_only(store)
 
     class Queue(int):
         """A number during whose conversion another thread commits offsets."""
 
         def __str__(self) -> str:
             store.commit_offsets("g", "t", {3: 7})
+            confirm_only(store)
             return int.__str__(self)
 
     store.state.offsets["g", "t"] = {Queue(0): 5, 1: 6}
     assert shard.host.call("offsets", {"group": "g", "topic": "t"}) == {"0": 5, "1": 6}
     assert shard.host.call("offsets", {"group": "g", "topic": "t"}) == {"0": 5, "1": 6, "3": 7}
+
+
+def test_offsets_are_seen_once_they_are_confirmed(shard: Shard) -> None:
+    host = shard.open()
+    store = host.store
+    asked = "offsets", {"group": "g", "topic": "t"}
+    store.create_topic("t", 4, [0])
+    store.commit_offsets("g", "t", {0: 1})
+    assert host.call(*asked) == {}
+    confirm_only(store)
+    assert host.call(*asked) == {"0": 1}
+
+    store.commit_offsets("g", "t", {0: 2, 1: 1})
+    store.commit_offsets("g", "t", {0: 3})
+    assert host.call(*asked) == {"0": 1}
+    confirm_only(store)
+    assert host.call(*asked) == {"0": 3, "1": 1}
+
+
+def test_topics_are_listed_once_they_are_confirmed(shard: Shard) -> None:
+    host = shard.open()
+    store = host.store
+    store.create_topic("t", 1, [0])
+    assert host.call("topics", {}) == {}
+    confirm_only(store)
+    store.add_queues("t", 2, [0], are_hidden=False)
+    assert host.call("topics", {})["t"]["queues"] == 1
+    confirm_only(store)
+    assert host.call("topics", {})["t"]["queues"] == 2
+
+
+def test_a_shard_that_answers_before_its_commit_shows_what_it_acknowledged(shard: Shard) -> None:
+    host = shard.open(
+        StoreConfig(
+            segment_size_bytes=256 * 1024,
+            prewrite_window_bytes=64 * 1024,
+            flush="async",
+            transient_pool=True,
+            transient_pool_slices=2,
+            transient_pool_slice_bytes=64 * 1024,
+        ),
+        roles=("flush_real_time", "commit_real_time"),
+    )
+    host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
+    assert list(host.call("topics", {})) == ["t"]
+    host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
+    assert host.call("offsets", {"group": "g", "topic": "t"}) == {"0": 0}

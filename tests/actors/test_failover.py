@@ -17,6 +17,7 @@ import pytest
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import FollowerProgress
+from raymq.actors.supervise import dispatcher
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.election import ElectionLimits, FollowerHeard
 from raymq.replication.incarnation import make_incarnation
@@ -32,6 +33,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import AppendedRows, FetchRequest
 from raymq.store.state.shard_state import COMPLETE_REPLICAS
 from tests.support.batches import request
+from tests.support.confirming import confirm_only
 from tests.support.replica_pair import wait_until
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
@@ -242,6 +244,28 @@ def test_a_leader_that_stops_writing_serves_no_reads_that_a_new_leader_may_contr
     with pytest.raises(Unavailable, match="does not lead"):
         host.call("topic", {"name": "t"})
     shard.wait_leader(other_than=first)
+
+
+def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "CONFIRMED_WAIT_MS", 50)
+    shard.start_all()
+    host = shard.hosts[shard.wait_leader()]
+    store, asked = host.store, ("offsets", {"group": "g", "topic": "t"})
+    assert store.create_topic("t", 1, [0]) is not None
+    store.commit_offsets("g", "t", {0: 1})
+    with pytest.raises(Unavailable, match="lack .* acknowledged bytes"):
+        host.call(*asked)
+
+    confirm_only(store)
+    store.commit_offsets("g", "t", {0: 2})
+    assert host.call(*asked) == {"0": 1}
+    # Another leader may come whose log lacks the last commit.
+    shard.isolate(host.identity_facts["replica"])
+    wait_until(lambda: host.role.mode == "follower", "it steps down")
+    with pytest.raises(Unavailable, match="does not lead"):
+        host.call(*asked)
 
 
 def test_a_vote_ends_the_leaders_epoch_before_any_byte_more_is_written(shard: Shard) -> None:

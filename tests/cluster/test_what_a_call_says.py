@@ -16,6 +16,7 @@ from raymq.cluster.produce import async_producer, send_window
 from raymq.cluster.produce import producer as producer_module
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.base.running_flags import DISK_FULL
+from tests.support.confirming import confirm_only
 from tests.support.served_shard import HASTY, ServedShard
 from tests.support.waiting import until
 
@@ -34,6 +35,7 @@ def unsynced(tmp_path: Path) -> Iterator[ServedShard]:
     """A shard without GroupCommit: every put is stored, and none is answered before its flush is late."""
     with ServedShard(tmp_path / "store", HASTY) as shard:
         assert shard.host.store.create_topic("t", 2, [0]) is not None
+        confirm_only(shard.host.store)
         yield shard
 
 
@@ -44,8 +46,8 @@ def mirror_without_follower(
     """A mirror without a follower and without Replication. CommitLog answers waiting puts after 50 ms."""
     monkeypatch.setattr(put_acks, "REPLICATION_SILENCE_MS", 50)
     with ServedShard(tmp_path / "store", HASTY, mirror=True) as shard:
-        shard.start_flusher()
         assert shard.host.store.create_topic("t", 2, [0]) is not None
+        sync_all(shard)
         yield shard
 
 

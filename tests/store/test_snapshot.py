@@ -45,7 +45,7 @@ def full_state() -> ShardState:
 
 
 def reported(state: ShardState) -> dict[str, object]:
-    facts = {name: value for name, value in vars(state).items() if name != "_parts"}
+    facts = {name: value for name, value in vars(state).items() if not name.startswith("_")}
     return {**facts, "producers": known(state.producers)}
 
 
