@@ -270,7 +270,7 @@ class AsyncProducer(OpenClient):
             sent = sent.accepted.result()
         if not isinstance(sent, AsyncSendFuture):
             raise Rejected("this is not what send returned", field="sent", limit="a send's result")
-        batch = await asyncio.to_thread(self._batcher.resend, sent._batch)
+        batch = await asyncio.to_thread(self._batcher.resend, sent._batch, sent._row)
         return await AsyncSendFuture(batch, sent._row)
 
     # --- deferred sends ---------------------------------------------------------------------------

@@ -160,21 +160,22 @@ class BatchSender:
         *,
         acks: Acks | None = None,
         future: BatchFuture,
+        is_separable: bool = False,
     ) -> ShardSender:
         """Like `send`, but never blocks: nothing is written before `write_ready` of the returned shard sender.
 
         For callers that keep order with a lock of their own, which they must not hold while writing.
 
         Args: `acks`: of this batch, by default those of the options. `future`: the caller has acquired its `size` of
-        the limiter, and releases that when this raises.
+        the limiter, and releases that when this raises. `is_separable`: see `InFlightBatch`.
         """
         self.check_process()
         checked = _checked(topic, batch)
         queue, shard_sender = self._queue(topic, queue_id)
         size = batch_bytes(checked)
-        self._deliver(
-            shard_sender, InFlightBatch(queue, checked, size, acks or self.config.acks, future)
-        )
+        under_way = InFlightBatch(queue, checked, size, acks or self.config.acks, future)
+        under_way.is_separable = is_separable
+        self._deliver(shard_sender, under_way)
         return shard_sender
 
     def _deliver(self, shard_sender: ShardSender, batch: InFlightBatch) -> None:
@@ -224,6 +225,13 @@ class BatchSender:
             future.finish(outcome)
         self._unanswered.discard(future)
 
+    def _note_refused(self, future: BatchFuture, row: int, error: RayMQError) -> None:
+        """Account for a message that the shard refused alone. A second call for one changes nothing."""
+        if future.refused is None or row not in future.refused:
+            failure = SendFailure(error)
+            future.refuse(row, failure)
+            self._failures.append(failure)
+
     def shard_sender_of(self, topic: str, queue_id: int) -> ShardSender | None:
         """The shard sender of a queue; None: nothing was sent to the shard."""
         found = self._queues.get((topic, queue_id))
@@ -262,6 +270,7 @@ class BatchSender:
                 shard,
                 self.config,
                 on_outcome=self._set_outcome,
+                on_refused=self._note_refused,
                 on_answered=self._on_answered,
                 clock=self._clock,
             )
@@ -377,7 +386,7 @@ class SendStatistics:
         with self._lock:
             self._batches += 1
             self._messages += batch.rows
-            self._failed_messages += batch.rows if failed else 0
+            self._failed_messages += batch.rows if failed else len(batch.refused or ())
             self._bytes += batch.size
             self._queue_s += batch.closed_s - batch.begun_s
             self._ack_s += now_s - batch.closed_s

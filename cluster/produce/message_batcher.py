@@ -361,8 +361,17 @@ class MessageBatcher:
             futures.append(future)
         return futures
 
-    def resend(self, sent: BatchFuture) -> BatchFuture:
-        """See `Producer.resend`. Returns: the receipt of the batch that is sent again."""
+    def resend(self, sent: BatchFuture, row: int | None = None) -> BatchFuture:
+        """See `Producer.resend`. Returns: the receipt of the batch that is sent again.
+
+        Args: `row`: of the message, if it was sent alone.
+        """
+        if row in (sent.refused or ()):
+            raise Rejected(
+                "the shard refused this message, and nothing of it is stored: send it, once it is right",
+                field="sent",
+                limit="DeliveryUnknown",
+            )
         with self._lock:
             while (resent := sent.resent) is not None:
                 sent = resent
@@ -378,6 +387,7 @@ class MessageBatcher:
             )
 
         future = self._closed_future(lost.batch.num_rows, lost.size)
+        future.refused = sent.refused
         with self.limiter.released_on_error(future.size), self._lock:
             self._check_open()
             shard_sender = self.batch_sender.enqueue_again(lost, future)
@@ -443,7 +453,12 @@ class MessageBatcher:
 
         try:
             return self.batch_sender.enqueue(
-                topic, queue_id, batch.encode(), acks=batch.acks, future=batch.future
+                topic,
+                queue_id,
+                batch.encode(),
+                acks=batch.acks,
+                future=batch.future,
+                is_separable=True,
             )
         except RayMQError as error:
             self.batch_sender.complete(batch.future, error)

@@ -83,7 +83,8 @@ class Producer(OpenClient):
         A receipt means that the promise of `acks` was kept. `statistics` counts messages, batches and their times.
 
     Raises:
-        Rejected: at once, for an unknown option value or a message that cannot be stored.
+        Rejected: at once, for an unknown option value or a message that cannot be stored. From a future, for a message
+            that the shard refuses; the other messages of its batch are stored. Each refusal costs a round trip.
         Unavailable: nothing was stored. `send` raises it when the buffer stays full, a future when its time is up.
         DeliveryUnknown: from a future; the message may be stored, and `resend` continues from there. `status` is the
             shard's last one (FLUSH_SLAVE_TIMEOUT: the follower is away), or UNKNOWN_ERROR when the shard gave none.
@@ -192,7 +193,7 @@ class Producer(OpenClient):
         Returns: a future of the receipt. It may raise DeliveryUnknown once more.
         Raises: Rejected for a message that is under way, stored, or certainly not stored: `send` the latter.
         """
-        return SendFuture(self._batcher.resend(sent._batch), sent._row)
+        return SendFuture(self._batcher.resend(sent._batch, sent._row), sent._row)
 
     def resend_batch(self, sent: Future[BatchReceipt]) -> Future[BatchReceipt]:
         """Like `resend`, for a future of `send_batch`."""

@@ -84,6 +84,12 @@ class QueueSequence:
         """Rows before a sequence that are certainly not stored."""
         return sum(rows for start, rows in self.unstored if start < sequence)
 
+    def begin_again(self) -> None:
+        """Begin a sequence of a new producer id, which starts at 0."""
+        self.producer_id = new_producer_id()
+        self.next_sequence = 0
+        self.unstored.clear()
+
     def close_up(self) -> None:
         """Close the sequence gaps that unstored batches left. Waiting batches have been moved down already."""
         self.reordered = False
@@ -95,9 +101,8 @@ class QueueSequence:
         if self.unknown_reason is None:
             return
         if self.own_id:
-            # A new producer id starts at 0. Rows stored under the old id cannot be repeated by it.
-            self.producer_id = new_producer_id()
-            self.next_sequence = 0
+            # Rows stored under the old id cannot be repeated by the new one.
+            self.begin_again()
         else:
             self.fence_error = DeliveryUnknown(
                 f"queue {self.queue_id} of {self.topic}: {self.unknown_reason}; start again with the same "

@@ -50,6 +50,8 @@ class BatchFuture(Future[BatchReceipt]):
     failure: SendFailure | None = None
     #: set before the future fails with DeliveryUnknown, for `resend`
     unknown_batch: UnknownBatch | None = None
+    #: row -> why the shard refused this message alone; None: it refused none
+    refused: dict[int, SendFailure] | None = None
     #: its messages came while earlier batches were under way, so its callers do not read the shard's acks
     gathered = False
     #: the receipt of the resend
@@ -71,9 +73,10 @@ class BatchFuture(Future[BatchReceipt]):
         # A batch cannot be taken back: a caller that gives up waiting must not cancel it for others.
         self.set_running_or_notify_cancel()
 
-    def result(self, timeout: float | None = None) -> BatchReceipt:
+    def result(self, timeout: float | None = None, row: int | None = None) -> BatchReceipt:
         """Wait up to `timeout` seconds. A failure that it raises counts as seen.
 
+        Args: `row`: raise what this row was refused for, whatever becomes of the others.
         Raises: the batch's error; TimeoutError when the time is up: the send goes on.
         """
         shard_sender = self.shard_sender
@@ -87,9 +90,24 @@ class BatchFuture(Future[BatchReceipt]):
             # In Python 3.10 it is not the builtin TimeoutError.
             raise TimeoutError("no receipt yet; the send goes on, ask again") from None
         except RayMQError:
+            if self.refused is not None and row is not None:
+                self.stored_row(row)
             if self.failure is not None:
                 self.failure.observed = True
             raise
+
+    def refuse(self, row: int, failure: SendFailure) -> None:
+        """Note that the shard refused one row. The others get the outcome of the batch."""
+        self.refused = {**(self.refused or {}), row: failure}
+
+    def stored_row(self, row: int) -> int:
+        """The number of a row among those that were not refused. Raises: why it was refused; that counts as seen."""
+        refused = self.refused or {}
+        failure = refused.get(row)
+        if failure is None:
+            return row - sum(each < row for each in refused)
+        failure.observed = True
+        raise failure.error
 
     def _await_finish(self, timeout: float | None) -> None:
         """Wait until the batch has its outcome or the time is up."""
@@ -171,10 +189,12 @@ class SendFuture:
         # Most callers wait for other batches: those need no lock. The answer of these sends their batch.
         if open_batch is not None and open_batch.may_be_sent:
             open_batch.batcher.write_for_caller(open_batch)
-        return self._receipt(self._batch.result(timeout))
+        return self._receipt(self._batch.result(timeout, self._row))
 
     def _receipt(self, batch: BatchReceipt) -> Receipt:
         row = self._row
+        if self._batch.refused is not None:
+            row = self._batch.stored_row(row)
         return Receipt(
             batch.topic,
             batch.queue_id,
@@ -207,7 +227,7 @@ class SendFuture:
             answer = asyncio.shield(_loop_answer(batch, loop))
             with contextlib.suppress(RayMQError):
                 yield from answer.__await__()
-        return self._receipt(batch.result())
+        return self._receipt(batch.result(None, self._row))
 
 
 class TaskSteps(Generic[Result]):

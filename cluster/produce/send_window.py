@@ -11,6 +11,10 @@ Resend    When the stream breaks, every unacknowledged batch is written again in
           numbers. The shard recognises a sequence that it has stored, so nothing is lost or stored twice.
 Drain     When the shard refuses a batch, writing stops until all acks are in. Sequence numbers are then closed up over
           the batches that were not stored, and writing resumes. This is rare and may be slow.
+Late      A shard may read what a broken stream carried much later. If sequence numbers were closed up over a gap before
+          such a batch, its old number would be another batch's. The queue then goes on under a new producer id.
+Rows      A refusal may name a row. If the rows are messages that were sent one by one, only that one fails, and the
+          batch is written again without it. Each refused row costs a drain.
 
 The window has no thread, clock or socket. Events are method calls with the time in milliseconds. They append their
 effects to the caller's list, so that an interrupted caller still has the effects decided until then.
@@ -21,7 +25,7 @@ writes them before it asks again.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -62,7 +66,7 @@ STORAGE_FULL_MS = 2_000
 #: between two warnings that a batch is sent again
 WARN_PAUSE_MS = 60_000
 
-Consequence = Literal["resend", "fenced", "unknown", "fail"]
+Consequence = Literal["resend", "fenced", "unknown", "fail", "fail_row"]
 
 
 @dataclass(eq=False)
@@ -78,6 +82,10 @@ class InFlightBatch:
     deadline_ms: int = 0
     #: of the first row; `add` sets it, unless the batch is sent again
     sequence: int = 0
+    #: its rows are messages that were sent one by one: a row that the shard refuses is none of the others' business
+    is_separable: bool = False
+    #: rows that were taken out, by their numbers in `future`, in order
+    refused_rows: list[int] = field(default_factory=list)
     #: an earlier try may have stored it
     uncertain: bool = False
     #: the shard's answer when it did not know the outcome
@@ -86,6 +94,14 @@ class InFlightBatch:
     full: StorageFull | None = None
     #: since when every answer to this batch was `full`
     full_since_ms: int | None = None
+
+    def take_out(self, row: int) -> int:
+        """Take a row out of the data. Returns: its number in `future`."""
+        self.data = _without(self.data, row)
+        for earlier in self.refused_rows:
+            row += earlier <= row
+        self.refused_rows = sorted([*self.refused_rows, row])
+        return row
 
     def note_full(self, answer: RayMQError, now_ms: int) -> None:
         """Note whether the shard answered that it has no room, and since when it does."""
@@ -104,13 +120,36 @@ def _consequence_of(error: RayMQError, batch: InFlightBatch) -> Consequence:
     fenced   a newer producer with the queue's id exists
     unknown  the sender does not know which rows of the queue the shard has stored
     fail     the batch is not stored
+    fail_row  one row fails, and the others are sent again
     """
+    if _refused_row(error, batch) is not None:
+        # The sequences of resends are fixed.
+        separates = batch.is_separable and batch.data.num_rows > 1 and not batch.queue.resends
+        return "fail_row" if separates else "fail"
     gap = _is_gap(error)
     if error.retriable or (gap and batch.queue.reordered):
         return "resend"
     if isinstance(error, Fenced):
         return "fenced"
     return "unknown" if gap or batch.uncertain or isinstance(error, Bug) else "fail"
+
+
+def _refused_row(error: RayMQError, batch: InFlightBatch) -> int | None:
+    """The row that a shard refuses; None: it names none.
+
+    If it names one, no row of the batch is stored, by earlier tries neither (`PutPath.check`).
+    """
+    row = error.fields.get("row") if isinstance(error, Rejected) else None
+    return row if isinstance(row, int) and 0 <= row < batch.data.num_rows else None
+
+
+def _without(data: pa.RecordBatch | SmallBatch, row: int) -> pa.RecordBatch | SmallBatch:
+    """The data without one of its rows, of which there are several."""
+    if isinstance(data, SmallBatch):
+        return data.without(row)
+    parts = [data.slice(0, row), data.slice(row + 1)]
+    (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return joined
 
 
 def _is_gap(error: RayMQError) -> bool:
@@ -128,6 +167,15 @@ class Complete(NamedTuple):
     outcome: BatchReceipt | RayMQError
 
 
+class RowRefused(NamedTuple):
+    """One row of a batch fails, and the batch has no outcome yet."""
+
+    batch: InFlightBatch
+    #: its number in the batch's future
+    row: int
+    error: RayMQError
+
+
 class WarnResend(NamedTuple):
     """The shard does not know the outcome, which a caller that waits for the receipt does not see yet."""
 
@@ -135,7 +183,7 @@ class WarnResend(NamedTuple):
     error: DeliveryUnknown
 
 
-Effects: TypeAlias = list[Complete | WarnResend]
+Effects: TypeAlias = list[Complete | RowRefused | WarnResend]
 
 
 class SendWindow:
@@ -157,6 +205,8 @@ class SendWindow:
         self.unacked: deque[InFlightBatch] = deque()
         #: answered with an error that may pass
         self._retry: list[InFlightBatch] = []
+        #: an error that may pass is among the answers of this drain
+        self._refused_for_now = False
         #: queues of which a batch was refused since order was restored last
         self._queues_to_reorder: set[QueueSequence] = set()
 
@@ -306,12 +356,25 @@ class SendWindow:
     def _refused(
         self, batch: InFlightBatch, error: RayMQError, now_ms: int, effects: Effects
     ) -> None:
-        """Fail a refused batch now, or keep it until order is restored: then it is sent again or fails."""
+        """Fail a refused batch or row now. A batch that is kept is sent again, or fails, when order is restored."""
         queue = batch.queue
         consequence = _consequence_of(error, batch)
+        if (
+            consequence in ("fail", "fail_row")
+            and batch.uncertain
+            and self._retries_uncertain(queue)
+        ):
+            # Its rows may be counted once those before it are: it is refused again then.
+            consequence = "resend"
         if consequence == "fail":
             effects.append(Complete(batch, error))
             queue.unstored.append((batch.sequence, batch.data.num_rows))
+        elif consequence == "fail_row":
+            effects.append(RowRefused(batch, batch.take_out(error.fields["row"]), error))
+            # Later rows take over the sequence of the last one.
+            queue.unstored.append((batch.sequence + batch.data.num_rows, 1))
+            batch.uncertain = False
+            self._retry.append(batch)
         else:
             self._retry.append(batch)
 
@@ -325,6 +388,7 @@ class SendWindow:
                 queue.unknown_reason += "; resend the messages before it first"
         elif error.retriable:
             self._last_error = error
+            self._refused_for_now = True
             if isinstance(error, Unavailable) and (
                 self.moved_refusal is None or leads_no_more(error)
             ):
@@ -341,6 +405,10 @@ class SendWindow:
         queue.reordered = True
         self._queues_to_reorder.add(queue)
 
+    def _retries_uncertain(self, queue: QueueSequence) -> bool:
+        """Whether a batch of a queue is sent again that may be stored."""
+        return any(batch.queue is queue and batch.uncertain for batch in self._retry)
+
     @property
     def drained(self) -> bool:
         """Whether all acks of a drain are in: `begin_resume` and `resume` come next."""
@@ -348,7 +416,7 @@ class SendWindow:
 
     def begin_resume(self) -> int:
         """All acks of a drain are in. Returns: milliseconds to wait before `resume`."""
-        if not self._retry:
+        if not self._refused_for_now:
             return 0
         self.failures += 1
         # If the shard may have moved, the pause is that of `reconnect_pause_ms`.
@@ -431,9 +499,12 @@ class SendWindow:
         Batches that were certainly not stored give their sequence numbers to the batches after them.
         """
         batches = self._take_all()
-        self.draining, self.moved_refusal = False, None
+        # Of each queue the last one that a broken stream may still deliver.
+        on_broken_streams = {batch.queue: batch.sequence for batch in batches if batch.uncertain}
+        self.draining, self.moved_refusal, self._refused_for_now = False, None, False
         queues = {batch.queue for batch in batches} | self._queues_to_reorder
         self._queues_to_reorder = set()
+
         for batch in batches:
             # A batch that may be stored and is given up leaves its queue's end unknown.
             if (
@@ -445,10 +516,37 @@ class SendWindow:
                     f"a batch was not acknowledged in time: {self._last_error}"
                 )
         self._fail_or_wait(batches, now_ms, effects)
+
+        for queue, last_sequence in on_broken_streams.items():
+            if queue.unstored_before(last_sequence) and not queue.resends:
+                self._begin_new_sequence(queue, now_ms, effects)
         for batch in self.waiting:
             batch.sequence -= batch.queue.unstored_before(batch.sequence)
         for queue in queues:
             queue.close_up()
+
+    def _begin_new_sequence(self, queue: QueueSequence, now_ms: int, effects: Effects) -> None:
+        """Let the batches of a queue wait under a new producer id: none of them is stored, as rows before are missing.
+
+        If that may not be, all of them fail.
+        """
+        if queue.unknown_reason is not None:
+            return
+        waiting = [batch for batch in self.waiting if batch.queue is queue]
+        first_gap = min(start for start, _ in queue.unstored)
+        may_be_stored = any(batch.uncertain and batch.sequence < first_gap for batch in waiting)
+        if queue.own_id and not may_be_stored:
+            queue.begin_again()
+            for batch in waiting:
+                batch.uncertain = False
+                batch.sequence = queue.next_sequence
+                queue.next_sequence += batch.data.num_rows
+            return
+        queue.unknown_reason = (
+            "a stream broke after the shard had refused a batch, and may still deliver later ones"
+        )
+        batches, self.waiting = list(self.waiting), deque()
+        self._fail_or_wait(batches, now_ms, effects)
 
     def _fail_or_wait(self, batches: list[InFlightBatch], now_ms: int, effects: Effects) -> None:
         """Complete the batches that fail now. The others wait again."""

@@ -24,7 +24,7 @@ from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
 from .send_future import BatchFuture, wake_callers
-from .send_window import Complete, Effects, InFlightBatch, SendWindow, WarnResend
+from .send_window import Complete, Effects, InFlightBatch, RowRefused, SendWindow, WarnResend
 
 logger = logging.getLogger("raymq.producer")
 
@@ -42,6 +42,7 @@ class ShardSender:
         config: ProducerConfig,
         *,
         on_outcome: Callable[[BatchFuture, BatchReceipt | RayMQError], None],
+        on_refused: Callable[[BatchFuture, int, RayMQError], None],
         on_answered: Callable[[ShardSender], None],
         clock: Clock,
     ) -> None:
@@ -53,6 +54,7 @@ class ShardSender:
         self._shard = shard
         self._config = config
         self._on_outcome = on_outcome
+        self._on_refused = on_refused
         self._on_answered = on_answered
         self._clock = clock
 
@@ -370,6 +372,8 @@ class ShardSender:
         for effect in effects:
             if isinstance(effect, Complete):
                 self._on_outcome(effect.batch.future, effect.outcome)
+            elif isinstance(effect, RowRefused):
+                self._on_refused(effect.batch.future, effect.row, effect.error)
             else:
                 self._warn(effect)
         wake_callers(finished)

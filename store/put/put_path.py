@@ -83,16 +83,28 @@ class PutPath:
     def check(self, request: PutRequest) -> CheckedPut:
         """The part of a put that needs no lock: check the whole batch and encode it.
 
-        Raises: Rejected, Unavailable, StorageFull; nothing was stored.
+        Raises: Rejected, Unavailable, StorageFull; nothing was stored. If Rejected names a row, no earlier try of the
+        batch was stored either, so that its producer may send the other rows under its sequences.
         """
         try:
             if self.closed or self.follows or self._flags.bits or self._lock.begin_ms:
                 self.check_serving()
             return self._check(before_batch(self._hooks, request))
-        except RayMQError:
+        except RayMQError as error:
             self._stats.note_failed()
             after_batch(self._hooks, request, None)
+            if "row" in error.fields and self._is_stored(request):
+                # The limits were others at that time.
+                del error.fields["row"]
             raise
+
+    def _is_stored(self, request: PutRequest) -> bool:
+        """Whether the first row of a batch is stored, by an earlier try."""
+        producer_id = request.producer_id
+        if producer_id is None:
+            return False
+        queue = self._state.producers.get((producer_id, request.topic, request.queue_id))
+        return queue is not None and queue.next_sequence > request.first_sequence
 
     def check_serving(self) -> None:
         """Refuse a put if the store takes none now.

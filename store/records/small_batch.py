@@ -52,6 +52,10 @@ class SmallBatch(NamedTuple):
         """The number of rows. A RecordBatch has the same attribute."""
         return len(self.bodies)
 
+    def without(self, row: int) -> SmallBatch:
+        """A batch of the other rows."""
+        return SmallBatch(*([*column[:row], *column[row + 1 :]] for column in self))
+
     def to_batch(self) -> pa.RecordBatch:
         """The same as a batch of PUT_SCHEMA."""
         columns = zip(self, PUT_SCHEMA.types, strict=True)

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raymq.cluster.produce.producer_config import ProducerConfig
@@ -17,6 +18,7 @@ from raymq.cluster.produce.send_window import (
     Complete,
     Effects,
     InFlightBatch,
+    RowRefused,
     SendWindow,
     WarnResend,
 )
@@ -439,9 +441,126 @@ def test_closing_tells_apart_what_may_be_stored() -> None:
         add(window, queue)
 
 
+# --- refused rows ---------------------------------------------------------------------------------
+
+ROW_1 = Rejected("row 1 is wrong", field="KEYS", limit="a key", row=1)
+
+
+def add_rows(
+    window: SendWindow, queue: QueueSequence, *bodies: bytes, is_separable: bool = True
+) -> None:
+    sent = InFlightBatch(queue, batch(list(bodies)), len(bodies), "quorum", BatchFuture())
+    sent.is_separable = is_separable
+    window.add(sent, 0)
+
+
+def test_of_messages_sent_one_by_one_only_the_refused_one_fails() -> None:
+    window, queue = make_window(), make_queue()
+    add_rows(window, queue, b"a", b"bad", b"c")
+    add_rows(window, queue, b"d")
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, ROW_1), 0, effects)
+    window.ack(refused(2, GAP), 0, effects)
+    assert [(each.row, each.error.message) for each in effects if isinstance(each, RowRefused)] == [
+        (1, "row 1 is wrong")
+    ]
+    assert outcomes(effects) == []
+    assert window.begin_resume() == 0, "no pause helps"
+    assert not window.resume(0, effects)
+    written = write_all(window)
+    assert numbers(written) == [(1, 0), (2, 2)]
+    assert [bodies_in(each) for each in written] == [(b"a", b"c"), (b"d",)]
+    assert queue.next_sequence == 3
+
+    # The shard counts from the rows that it got.
+    window.ack(refused(1, ROW_1), 0, effects)
+    assert [each.row for each in effects if isinstance(each, RowRefused)] == [1, 2]
+
+
+def test_columns_are_refused_together() -> None:
+    window, queue = make_window(), make_queue()
+    add_rows(window, queue, b"a", b"bad", is_separable=False)
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, ROW_1), 0, effects)
+    assert outcomes(effects) == [(1, "Rejected")]
+
+
+def test_a_row_is_refused_for_certain_even_if_an_earlier_stream_carried_it() -> None:
+    window, queue = make_window(), make_queue()
+    add_rows(window, queue, b"a", b"bad", b"c")
+    add_rows(window, queue, b"d")
+    write_all(window)
+    effects: Effects = []
+    window.broke(Unavailable("cut"), 0, effects)
+    window.connected(None)
+    write_all(window)
+    window.ack(refused(1, ROW_1), 0, effects)
+    window.ack(refused(2, GAP), 0, effects)
+    assert outcomes(resume(window)) == []
+    assert numbers(write_all(window)) == [(1, 0), (2, 2)]
+    # What the first stream may still deliver has another number.
+    assert queue.producer_id != 1000
+
+
+def break_after_refusal(own_id: bool, *, may_be_stored: bool) -> tuple[SendWindow, Effects]:
+    """Three batches are written. The first one is stored or may be, the second one is refused. Then the stream
+    breaks."""
+    window, queue = make_window(), make_queue(own_id=own_id)
+    for _ in range(3):
+        add(window, queue, rows=2)
+    write_all(window)
+    effects: Effects = []
+    late = DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT")
+    window.ack(refused(1, late) if may_be_stored else stored(1, 2), 0, effects)
+    window.ack(refused(2, Rejected("x", field="body")), 0, effects)
+    window.broke(Unavailable("cut"), 0, effects)
+    window.connected(None)
+    return window, effects
+
+
+def test_a_batch_that_a_broken_stream_may_deliver_later_goes_on_under_a_new_producer_id() -> None:
+    window, effects = break_after_refusal(True, may_be_stored=False)
+    assert outcomes(effects) == [(1, "BatchReceipt"), (2, "Rejected")]
+    (written,) = write_all(window)
+    assert (written.number, written.sequence) == (3, 0)
+    assert written.queue.producer_id != 1000
+
+
+@pytest.mark.parametrize(("own_id", "may_be_stored"), [(False, False), (True, True)])
+def test_a_queue_that_cannot_go_on_under_a_new_producer_id_fails(
+    own_id: bool, may_be_stored: bool
+) -> None:
+    window, effects = break_after_refusal(own_id, may_be_stored=may_be_stored)
+    assert write_all(window) == []
+    found = dict(outcomes(effects))
+    assert found == {
+        1: "DeliveryUnknown" if may_be_stored else "BatchReceipt",
+        2: "Rejected",
+        3: "DeliveryUnknown",
+    }
+
+
 # --- random interleavings -------------------------------------------------------------------------
 
 QUEUES = 3
+
+
+#: ends of bodies: the shard refuses rows with the last one
+GOOD, BAD = b"good", b"bad"
+KINDS = (*[GOOD] * 30, BAD)
+
+
+def bodies_in(each: InFlightBatch) -> tuple[bytes, ...]:
+    assert isinstance(each.data, pa.RecordBatch)
+    return tuple(each.data["body"].to_pylist())
+
+
+def content_error(bodies: tuple[bytes, ...]) -> Rejected | None:
+    """What the shard says of rows that it never stores."""
+    wrong = [row for row, body in enumerate(bodies) if body.endswith(BAD)]
+    return Rejected("x", field="KEYS", row=wrong[0]) if wrong else None
 
 
 @dataclass
@@ -469,6 +588,8 @@ class World:
         self.added = [0] * QUEUES
         self.bodies_of: dict[BatchFuture, tuple[int, tuple[bytes, ...]]] = {}
         self.outcome_of: dict[BatchFuture, BatchReceipt | RayMQError] = {}
+        #: rows that failed alone
+        self.refused: list[bytes] = []
 
         # The shard: rows of each queue, and which rows a sequence stands for.
         self.rows: list[list[bytes]] = [[] for _ in range(QUEUES)]
@@ -481,11 +602,15 @@ class World:
     def add(self) -> None:
         number = self.random.randrange(QUEUES)
         count = self.random.randint(1, 3)
-        bodies = tuple(b"%d/%d" % (number, self.added[number] + row) for row in range(count))
+        bodies = tuple(
+            b"%d/%d/%s" % (number, self.added[number] + row, self.random.choice(KINDS))
+            for row in range(count)
+        )
         future = BatchFuture()
         data = batch(list(bodies))
         try:
             sent = InFlightBatch(self.queues[number], data, count, "quorum", future)
+            sent.is_separable = self.random.random() < 0.5
             self.window.add(sent, self.now_ms)
         except RayMQError:
             # The queue of a given producer id was fenced.
@@ -507,7 +632,8 @@ class World:
 
     def write_one(self, each: InFlightBatch) -> None:
         assert self.stream is not None
-        number, bodies = self.bodies_of[each.future]
+        number, _ = self.bodies_of[each.future]
+        bodies = bodies_in(each)
         queue = each.queue
         known = self.stored_as.get(bodies)
         assert known in (None, (queue.producer_id, each.sequence)), "stored, and a new sequence"
@@ -554,6 +680,10 @@ class World:
             if isinstance(effect, Complete):
                 assert effect.batch.future not in self.outcome_of, "two outcomes"
                 self.outcome_of[effect.batch.future] = effect.outcome
+            elif isinstance(effect, RowRefused):
+                _, bodies = self.bodies_of[effect.batch.future]
+                assert bodies[effect.row].endswith(BAD), "another row was refused"
+                self.refused.append(bodies[effect.row])
 
     # --- the shard's side -------------------------------------------------------------------------
 
@@ -576,6 +706,9 @@ class World:
             kinds = [Unavailable("x"), StorageFull("x"), Rejected("x", field="body"), Bug("x")]
             return refused(number, self.random.choice(kinds))
 
+        error = content_error(bodies)
+        if error is not None:
+            return refused(number, error)
         known = self.sequences.setdefault((producer_id, queue_id), [])
         if sequence > len(known):
             return refused(number, GAP)
@@ -623,7 +756,9 @@ class World:
             outcome = self.outcome_of[future]
             found = [body for body in bodies if body in self.rows[number]]
             if isinstance(outcome, BatchReceipt):
-                assert found == list(bodies), "a receipt of what was not stored"
+                good = [body for body in bodies if body not in self.refused]
+                assert found == good, "a receipt of what was not stored"
+                assert outcome.count == len(good)
             elif not isinstance(outcome, DeliveryUnknown | Fenced):
                 assert found == [], f"{outcome!r} of what was stored"
 
@@ -646,14 +781,16 @@ def test_in_any_interleaving_order_is_kept_and_nothing_is_lost_or_stored_twice(b
 
 
 @dataclass
-class Stored:
-    """A batch in the leader's log. Its ack is written when a majority has it."""
+class Answer:
+    """A batch in the leader's log, whose ack is written when a majority has it. Or one that was refused."""
 
     stream: Stream
     number: int
     queue_id: int
     producer_id: int
+    #: what is stored
     bodies: tuple[bytes, ...]
+    error: Rejected | None = None
 
 
 class MovingWorld(World):
@@ -662,14 +799,16 @@ class MovingWorld(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         #: in the order of the log
-        self.unconfirmed: list[Stored] = []
+        self.unconfirmed: list[Answer] = []
         self.moves = 0
 
     def answer_request(self, stream: Stream) -> None:
         number, queue_id, producer_id, sequence, bodies = stream.requests.popleft()
         known = self.sequences.setdefault((producer_id, queue_id), [])
-        if sequence > len(known):
-            stream.acks.append(refused(number, GAP))
+        error = content_error(bodies) or (GAP if sequence > len(known) else None)
+        if error is not None:
+            # Answered in order: after the batches that were stored before it.
+            self.unconfirmed.append(Answer(stream, number, queue_id, producer_id, (), error))
             return
         if sequence < len(known):
             assert tuple(known[sequence : sequence + len(bodies)]) == bodies, "two rows"
@@ -677,7 +816,7 @@ class MovingWorld(World):
             known += bodies
             self.rows[queue_id] += bodies
             self.stored_as[bodies] = (producer_id, sequence)
-        self.unconfirmed.append(Stored(stream, number, queue_id, producer_id, bodies))
+        self.unconfirmed.append(Answer(stream, number, queue_id, producer_id, bodies))
 
     def serve(self) -> None:
         if self.stream is not None and self.stream.requests:
@@ -687,7 +826,8 @@ class MovingWorld(World):
         """A majority has the next batch."""
         if self.unconfirmed:
             each = self.unconfirmed.pop(0)
-            each.stream.acks.append(stored(each.number, len(each.bodies)))
+            ack = stored(each.number, len(each.bodies))
+            each.stream.acks.append(ack if each.error is None else refused(each.number, each.error))
 
     def move(self) -> None:
         """Another replica leads: the old leader steps down, or is gone."""
@@ -719,8 +859,10 @@ class MovingWorld(World):
         while self.stream is stream and stream.acks:
             self.read_ack()
 
-    def cut(self, each: Stored) -> None:
+    def cut(self, each: Answer) -> None:
         """The new leader does not have this batch."""
+        if each.error is not None:
+            return
         rows = self.rows[each.queue_id]
         if tuple(rows[len(rows) - len(each.bodies) :]) != each.bodies:
             # It was stored before, and is recognised again.
@@ -759,8 +901,8 @@ def test_whenever_the_leader_changes_every_batch_is_stored_once_and_in_order(blo
             world.run(400)
             world.check()
             kinds = {type(outcome).__name__ for outcome in world.outcome_of.values()}
-            # Only the time of a batch may end its resends.
-            assert kinds <= {"BatchReceipt", "DeliveryUnknown", "Unavailable"}, kinds
+            # Only its time, or its rows, may end the resends of a batch.
+            assert kinds <= {"BatchReceipt", "DeliveryUnknown", "Unavailable", "Rejected"}, kinds
             assert not any("gap" in str(outcome) for outcome in world.outcome_of.values())
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error

@@ -338,3 +338,62 @@ def test_a_fence_is_not_answered_before_it_is_confirmed_also_the_second_time(
             unsynced.host.call("fence_producer", fence)
     sync_all(unsynced)
     assert unsynced.host.call("fence_producer", fence) == {"sequences": {}}
+
+
+# --- messages that the shard refuses --------------------------------------------------------------
+
+
+def send_some_without_key(send: Callable[..., Any], wrong: set[int]) -> list[Any]:
+    """Ten messages to a compacted topic, which needs keys. Some have none."""
+    return [
+        send("keyed", b"%d" % n, queue_id=0, index_keys=() if n in wrong else (f"k{n}",))
+        for n in range(10)
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{3}, {0, 4, 5, 9}, set(range(10))])
+def test_each_message_without_a_key_is_refused_and_the_others_are_stored_in_order(
+    shard: ServedShard, wrong: set[int]
+) -> None:
+    shard.cluster.create_topic("keyed", queues=2, compacted=True)
+    # They gather in one batch, because the first one waits for its answer.
+    producer = shard.cluster.producer()
+    sent = send_some_without_key(producer.send, wrong)
+    for n in sorted(set(range(10)) - wrong):
+        assert sent[n].result(30).offset == sum(each not in wrong for each in range(n))
+    with pytest.raises(Rejected, match="has no KEYS"):
+        producer.close()
+    counted = producer.statistics()
+    assert (counted["messages"], counted["failed_messages"]) == (10, len(wrong))
+
+    for n in wrong:
+        with pytest.raises(Rejected, match="has no KEYS"):
+            sent[n].result(0)
+    with shard.cluster.consumer("keyed", start="earliest", queues=[0]) as consumer:
+        found = consumer.poll(timeout=10 if len(wrong) < 10 else 0.1)
+    assert [int(each.body) for each in found] == sorted(set(range(10)) - wrong)
+
+
+def test_a_failure_of_a_refused_message_that_its_caller_saw_is_not_raised_again(
+    shard: ServedShard,
+) -> None:
+    shard.cluster.create_topic("keyed", queues=2, compacted=True)
+    with shard.cluster.producer() as producer:
+        sent = send_some_without_key(producer.send, {4})
+        with pytest.raises(Rejected):
+            sent[4].result(30)
+        with pytest.raises(Rejected, match="send it, once it is right"):
+            producer.resend(sent[4])
+
+
+def test_awaited_messages_are_refused_one_by_one(shard: ServedShard) -> None:
+    shard.cluster.create_topic("keyed", queues=2, compacted=True)
+
+    async def run() -> list[Any]:
+        async with shard.cluster.async_producer() as producer:
+            sent = send_some_without_key(producer.send, {4})
+            return await asyncio.gather(*sent, return_exceptions=True)
+
+    found = asyncio.run(run())
+    assert isinstance(found.pop(4), Rejected)
+    assert [each.offset for each in found] == list(range(9))

@@ -16,7 +16,7 @@ from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.base.files import Files
 from raymq.store.config.promise import ACKS
 from raymq.store.tools.inspect import verify
-from tests.support.history import History, Load
+from tests.support.history import History, Load, LoadWithRefusals
 from tests.support.replicated_shard import (
     ASIDE,
     PRODUCERS,
@@ -35,6 +35,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.background
 
 LEADER, FOLLOWER = 0, 1
+#: a topic whose messages need keys
+REFUSALS = "refusals"
 #: longer than supervisor.STALE_MS, so that satellites which stand still are replaced; shorter than heartbeat.SILENT_MS
 STOPPED_S = 3.0
 VICTIMS = [
@@ -61,10 +63,20 @@ def load(shard: ReplicatedShard) -> Iterator[Load]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def refusals(shard: ReplicatedShard) -> Iterator[LoadWithRefusals]:
+    """A producer of which the shard refuses a part of the messages, all the time."""
+    shard.cluster.create_topic(REFUSALS, queues=QUEUES, compacted=True)
+    running = LoadWithRefusals(shard.cluster, REFUSALS, History(), producers=1, queues=QUEUES)
+    with running:
+        until(lambda: running.refused, running.pause)
+        yield running
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("replica", "role"), VICTIMS)
 def test_writes_come_back_after_kill_9(
-    shard: ReplicatedShard, load: Load, replica: int, role: str
+    shard: ReplicatedShard, load: Load, refusals: LoadWithRefusals, replica: int, role: str
 ) -> None:
     old = wait_for_lease(shard, load, replica, role)
     with Target(old) as target:
@@ -147,6 +159,15 @@ def test_every_acknowledged_message_survived_the_processes(
     shard: ReplicatedShard, load: Load
 ) -> None:
     assert check(shard, load.history) > 0
+
+
+@pytest.mark.slow
+def test_each_refused_message_got_its_own_error_and_the_others_were_stored_once_in_order(
+    shard: ReplicatedShard, refusals: LoadWithRefusals
+) -> None:
+    refusals.stop()
+    assert refusals.refused > 0
+    assert check(shard, refusals.history, topic=REFUSALS) == refusals.history.count()
 
 
 @pytest.mark.slow

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
-from raymq.store.base.errors import Fenced
+from raymq.store.base.errors import Fenced, Rejected
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
@@ -297,3 +299,20 @@ def test_the_runs_of_a_state_do_not_depend_on_where_its_log_is_read_from():
         for part in state_after(0, cut, ShardState(), 1).snapshot(100):
             resumed.apply_state_record("SNAPSHOT", part)
         assert known(state_after(cut, 100, resumed, 2).producers) == known(whole.producers)
+
+
+@pytest.mark.parametrize("count", [2, 80])
+def test_a_refused_row_is_named_only_if_no_row_of_its_batch_is_stored(tmp_path, count):
+    bodies = [b"small", bytes(500)] * (count // 2)
+    with closing(open_store(tmp_path)) as store:
+        store.create_topic("t", 1)
+        store.append(request(bodies, producer_id=OURS))
+    # Its limits are others now.
+    lower = replace(SMALL, max_message_bytes=100)
+    with closing(EmbeddedStore(tmp_path, config=lower, clock=ManualClock())) as store:
+        with pytest.raises(Rejected, match="500 bytes") as refused:
+            store.append(request(bodies, producer_id=OURS))
+        assert "row" not in refused.value.fields
+        with pytest.raises(Rejected, match="500 bytes") as refused:
+            store.append(request(bodies, producer_id=OURS, sequence=count))
+        assert refused.value.fields["row"] == 1

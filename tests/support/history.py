@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
 import raymq
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.consumer_config import ReadFrom
+from raymq.cluster.produce.producer import Producer
 from raymq.cluster.produce.send_future import SendFuture
-from raymq.store.base.errors import DeliveryUnknown, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.config.promise import Acks
 
 SequenceKey = tuple[int, int]
@@ -394,16 +395,11 @@ class Load:
         groups: deque[list[tuple[int, int, SendFuture]]] = deque()
         try:
             acks = self._acks[producer % len(self._acks)]
-            with self._cluster.producer(acks=acks) as sender:
+            with self._producer(acks) as sender:
                 while not self.ended.is_set():
                     group = []
                     for turn in range(self.GROUP):
-                        queue = turn % self._queues
-                        number = self.history.send(producer, queue)
-                        text = body(producer, queue, number)
-                        group.append(
-                            (queue, number, sender.send(self._topic, text, queue_id=queue))
-                        )
+                        group += self._send(sender, producer, turn % self._queues)
                     groups.append(group)
                     while len(groups) > self.GROUPS or (groups and groups[0][-1][2].done()):
                         self._note(producer, groups.popleft())
@@ -414,6 +410,64 @@ class Load:
             self.failure = self.failure or error
             self.ended.set()
 
+    def _producer(self, acks: Acks) -> AbstractContextManager[Producer]:
+        """A producer for one thread."""
+        return self._cluster.producer(acks=acks)
+
+    def _send(
+        self, sender: Producer, producer: int, queue: int
+    ) -> list[tuple[int, int, SendFuture]]:
+        """Send the next message of a queue. Returns: what `_note` takes."""
+        number = self.history.send(producer, queue)
+        text = body(producer, queue, number)
+        return [(queue, number, sender.send(self._topic, text, queue_id=queue))]
+
     def _note(self, producer: int, group: list[tuple[int, int, SendFuture]]) -> None:
         for queue, number, future in group:
             self.history.ack(producer, queue, number, future.result(self.RECEIPT_S).offset)
+
+
+class LoadWithRefusals(Load):
+    """One that sends messages without a key among the others, to a compacted topic: the shard refuses each of them.
+
+    `refused` counts them. One that is stored all the same is a phantom of the history.
+    """
+
+    #: in place of the number of a message that is refused
+    REFUSED = -1
+    #: of so many messages, one is sent together with one that is refused
+    ONE_IN = 5
+
+    refused = 0
+
+    @contextmanager
+    def _producer(self, acks: Acks) -> Iterator[Producer]:
+        # The end of its block raises what failed in it, which `_note` has seen.
+        with suppress(Rejected), super()._producer(acks) as sender:
+            yield sender
+
+    def _send(
+        self, sender: Producer, producer: int, queue: int
+    ) -> list[tuple[int, int, SendFuture]]:
+        number = self.history.send(producer, queue)
+        text, key = body(producer, queue, number), f"{producer}-{queue}-{number}"
+        sent = []
+        if number % self.ONE_IN == 0:
+            refused = sender.send(self._topic, b"is refused" + PADDING, queue_id=queue)
+            sent.append((queue, self.REFUSED, refused))
+        future = sender.send(self._topic, text, queue_id=queue, index_keys=(key,))
+        return [*sent, (queue, number, future)]
+
+    def _note(self, producer: int, group: list[tuple[int, int, SendFuture]]) -> None:
+        for queue, number, future in group:
+            if number != self.REFUSED:
+                super()._note(producer, [(queue, number, future)])
+                continue
+            try:
+                receipt = future.result(self.RECEIPT_S)
+            except Rejected as error:
+                if error.field != "KEYS":
+                    raise
+                self.refused += 1
+            else:
+                raise AssertionError(f"a message without a key has the receipt {receipt}")
