@@ -11,6 +11,7 @@ import logging
 import time
 from pathlib import Path
 
+from raymq.actors.shared.control_block import ControlBlock
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
@@ -83,9 +84,24 @@ def move_aside(
         for name in files.list(aside / "raymq"):
             if name in carried or name.endswith(".lock"):
                 files.rename(aside / "raymq" / name, made / "raymq" / name)
+        if files.exists(made / "raymq" / "control"):
+            _forget_syncs(made / "raymq" / "control", files=files)
         files.rename(made, root)
     files.sync_dir(root.parent)
     return aside
+
+
+def _forget_syncs(control: Path, *, files: Files) -> None:
+    """Clear what the control block says of syncs: a failed one, or one that did not end, was of the moved store.
+
+    Else the next start would take the empty store for one whose sync has failed, and refuse it, too.
+    """
+    block = ControlBlock.open(str(control), files=files)
+    try:
+        for record in block.roles.values():
+            record.clear(base=0)
+    finally:
+        block.close()
 
 
 def _is_aside(name: str, store: str) -> bool:

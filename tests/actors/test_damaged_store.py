@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from raymq.actors.ray.damaged_store import begin_again, is_damage
+from raymq.actors.replica import open_replica
+from raymq.actors.shared.control_block import ControlBlock
+from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.quorum import can_spare
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
@@ -53,10 +57,29 @@ def test_a_store_is_spared_only_while_a_complete_majority_is_led_without_it(
     assert can_spare(members, others) == expected
 
 
+def open_follower(root: Path) -> ReplicaHost:
+    return open_replica(
+        root,
+        StoreConfig(segment_size_bytes=1 << 20, scrub_bytes_per_s=0),
+        identity={
+            "cluster_id": "f0" * 16,
+            "shard": 0,
+            "shards": 1,
+            "name": "damaged",
+            "replica": 1,
+            "replicas": 3,
+            "incarnation": 1,
+        },
+        roles=(),
+        members=range(3),
+        candidates=(0,),
+    )
+
+
 def store(root: Path) -> Path:
     log = CommitLog(root, StoreConfig(), files=Files(), clock=ManualClock())
     log.abandon()
-    (root / "raymq" / "control").write_bytes(b"control")
+    ControlBlock.open(str(root / "raymq" / "control"), files=Files()).close()
     (root / "raymq" / "group_commit.lock").touch()
     (root / "raymq" / "generation").write_text('{"generation": 3}')
     return root
@@ -85,3 +108,27 @@ def test_a_second_damaged_store_is_left_to_an_operator(tmp_path: Path) -> None:
     store(root)
     assert begin_again(root, files=Files(), clock=ManualClock()) is None
     assert (root / "raymq" / "meta").exists()
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_store_whose_sync_failed_begins_again_with_one_that_opens(
+    tmp_path: Path, is_noted: bool
+) -> None:
+    root = tmp_path / "replica-1"
+    host = open_follower(root)
+    record = host.supervisor.control.roles["group_commit"]
+    token = record.give_grant(7, base=0)
+    record.publish_sync_started(token, 5)
+    record.publish_failure(token, errno.EIO)
+    if is_noted:
+        host.log.poison("group_commit could not sync the log")
+    # As after kill -9: what the flusher has published stays.
+    host.close(0.0)
+    with pytest.raises(Corrupt, match="sync") as caught:
+        open_follower(root)
+    assert is_damage(caught.value)
+
+    assert begin_again(root, files=Files(), clock=ManualClock()) is not None
+    host = open_follower(root)
+    assert host.log.poisoned is None
+    host.close(0.0)
