@@ -17,15 +17,15 @@ from raymq.cluster.controller.controller import Controller
 from raymq.cluster.deploy import actor_set, ray_host
 from raymq.cluster.paths import NAMESPACE, actor_name, controller_name, directory_lock
 from raymq.store.base.files import Files
-from tests.support.history import History, Load
+from tests.support.history import Load
 from tests.support.replicated_shard import (
-    PRODUCERS,
-    QUEUES,
-    TOPIC,
     ReplicatedShard,
     Target,
     check,
+    follower_of,
     pause,
+    standing_still,
+    started_load,
     started_shard,
     wait_for_leader,
     wait_for_lease,
@@ -34,7 +34,6 @@ from tests.support.replicated_shard import (
 from tests.support.waiting import until
 
 NAME = "watched"
-ROLES = ("group_commit", "replication", "commit_log")
 
 
 def no_instrument(is_counter: bool, name: str, help_: str, tags: tuple[str, ...]) -> Instrument:
@@ -89,8 +88,7 @@ def shard() -> Iterator[ReplicatedShard]:
 
 @pytest.fixture(scope="module")
 def load(shard: ReplicatedShard) -> Iterator[Load]:
-    with Load(shard.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
-        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+    with started_load(shard.cluster) as running:
         yield running
 
 
@@ -123,8 +121,7 @@ def test_ray_starts_another_controller_after_kill_9_and_writes_do_not_notice(
 def test_a_forgotten_actor_is_made_again_once_but_not_while_a_command_has_the_directory(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:
-    leader = wait_for_leader(shard)
-    replica = next(each for each in shard.replicas if each != leader)
+    replica = follower_of(shard)
     old = wait_for_lease(shard, load, replica, "commit_log")
     with directory_lock(shard.paths, Files()):
         name = driver.forget(replica)
@@ -150,7 +147,7 @@ def test_two_controllers_ask_for_a_move_and_the_leader_is_moved_once(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:
     leader = wait_for_leader(shard)
-    successor = next(each for each in shard.replicas if each != leader)
+    successor = follower_of(shard)
     wait_for_lease(shard, load, successor, "replication")
     move = Move(0, successor, leader)
     driver.second.ask_to_hand_over(driver.record, move)
@@ -169,8 +166,8 @@ def test_a_shard_without_a_leader_is_seen_and_seen_again_when_it_has_one(
     leader = wait_for_leader(shard)
     stopped = [each for each in shard.replicas if each != leader]
     with contextlib.ExitStack() as targets:
-        for pid in [wait_for_lease(shard, load, each, role) for each in stopped for role in ROLES]:
-            targets.enter_context(Target(pid)).send(signal.SIGSTOP)
+        for each in stopped:
+            targets.enter_context(standing_still(shard, load, each))
 
         def seen() -> dict[str, Any]:
             return dict(driver.first()["metrics"])

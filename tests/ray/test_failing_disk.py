@@ -1,37 +1,53 @@
-"""The disk of a leader is full, or hangs: another replica leads soon, and no promise is broken.
+"""The disk of a replica is full, hangs, or fails: the others go on, and no promise is broken.
 
 Replica 0 has a small disk of its own. A user without root cannot mount it and does not collect this test.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import raymq
-from tests.support.history import History, Load
+from raymq.actors.ray.replica_files import read_last_end
+from tests.support.failing_calls import SYNC, WRITE, FailingCalls
+from tests.support.history import Load
 from tests.support.loop_disk import LoopDisk
 from tests.support.replicated_shard import (
-    PRODUCERS,
-    QUEUES,
-    TOPIC,
+    FILE_BYTES,
+    LongestGap,
     ReplicatedShard,
     check,
+    check_logs,
+    kill,
     pause,
+    started_load,
     started_shard,
     wait_for_leader,
     wait_for_lease,
     wait_for_writes,
+    wait_until_complete,
 )
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.loop_disk, pytest.mark.background]
 
+#: without a follower no receipt waits for a timeout; the rest is a busy machine
+GAP_MS_MAX = 5_000
+
 
 @pytest.fixture(scope="module")
-def shard() -> Iterator[ReplicatedShard]:
-    with started_shard(3, "disk") as world:
+def calls() -> Iterator[FailingCalls]:
+    with tempfile.TemporaryDirectory() as place:
+        yield FailingCalls(Path(place) / "calls")
+
+
+@pytest.fixture(scope="module")
+def shard(calls: FailingCalls) -> Iterator[ReplicatedShard]:
+    with started_shard(3, "disk", calls.variables()) as world:
         yield world
 
 
@@ -52,22 +68,31 @@ def disk(shard: ReplicatedShard) -> Iterator[LoopDisk]:
 
 @pytest.fixture(scope="module")
 def load(shard: ReplicatedShard, disk: LoopDisk) -> Iterator[Load]:
-    with (
-        raymq.connect(shard.paths.data_dir) as cluster,
-        Load(cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running,
-    ):
-        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+    with raymq.connect(shard.paths.data_dir) as cluster, started_load(cluster) as running:
         yield running
+
+
+def move_leader(shard: ReplicatedShard, load: Load, replica: int) -> None:
+    """Let a replica lead."""
+    if wait_for_leader(shard) != replica:
+        wait_for_lease(shard, load, replica, "replication")
+        until(lambda: shard.status(replica)["is_complete"], pause)
+        shard.call(wait_for_leader(shard), "move_leader", {"replica": replica})
+        until(lambda: shard.leader() == replica, pause)
 
 
 @pytest.fixture
 def leading(shard: ReplicatedShard, load: Load) -> None:
     """Replica 0 leads."""
-    if wait_for_leader(shard) != 0:
-        wait_for_lease(shard, load, 0, "replication")
-        until(lambda: shard.status(0)["is_complete"], pause)
-        shard.call(wait_for_leader(shard), "move_leader", {"replica": 0})
-        until(lambda: shard.leader() == 0, pause)
+    move_leader(shard, load, 0)
+
+
+@pytest.fixture
+def following(shard: ReplicatedShard, load: Load) -> None:
+    """Replica 0 follows replica 1, and all are complete."""
+    move_leader(shard, load, 1)
+    for replica in (0, 2):
+        wait_until_complete(shard, replica)
 
 
 @pytest.mark.slow
@@ -94,5 +119,76 @@ def test_another_replica_leads_while_the_disk_of_the_leader_hangs(
 
 
 @pytest.mark.slow
+def test_writes_go_on_while_the_disk_of_a_follower_is_full_and_it_catches_up_when_there_is_room(
+    shard: ReplicatedShard, load: Load, following: None, disk: LoopDisk
+) -> None:
+    epoch = shard.status(1)["epoch"]
+    longest = LongestGap(load.history)
+    with disk.full():
+        # Blocks of the file that is being written, and of the next one, are reserved: both must be over.
+        end = shard.status(1)["appended"] + 3 * FILE_BYTES
+        until(lambda: shard.status(1)["confirmed"] >= end, load.pause)
+        assert shard.status(0)["synced"] < end
+    gap_ms = longest.stop()
+    wait_until_complete(shard, 0)
+    print(f"without a receipt for {gap_ms} ms at most")
+    assert (shard.leader(), shard.status(1)["epoch"]) == (1, epoch)
+    assert gap_ms < GAP_MS_MAX
+    check_logs(shard)
+
+
+@pytest.mark.slow
+def test_writes_go_on_while_the_disk_of_a_follower_refuses_them_and_it_catches_up_afterwards(
+    shard: ReplicatedShard, load: Load, following: None, calls: FailingCalls
+) -> None:
+    epoch = shard.status(1)["epoch"]
+    root = shard.paths.replica(0, 2)
+    longest = LongestGap(load.history)
+    with calls.failing(WRITE, root / "commitlog") as failed:
+        until(lambda: failed() >= 3, load.pause)
+        wait_for_writes(load)
+    gap_ms = longest.stop()
+    wait_until_complete(shard, 2)
+    print(f"without a receipt for {gap_ms} ms at most")
+    assert (shard.leader(), shard.status(1)["epoch"]) == (1, epoch)
+    assert gap_ms < GAP_MS_MAX
+    assert list(root.parent.glob("damaged-*")) == []
+    check_logs(shard)
+
+
+@pytest.mark.slow
+def test_a_follower_whose_sync_failed_begins_again_when_its_process_ends_and_gets_everything(
+    shard: ReplicatedShard, load: Load, following: None, calls: FailingCalls
+) -> None:
+    epoch = shard.status(1)["epoch"]
+    root = shard.paths.replica(0, 2)
+    old = wait_for_lease(shard, load, 2, "commit_log")
+    longest = LongestGap(load.history)
+    with calls.failing(SYNC, root / "commitlog"):
+        until(lambda: bool(shard.status(2)["supervisor"]["poisoned"]), load.pause)
+    # The sync would succeed now, and would prove nothing: it is not tried again.
+    wait_for_writes(load)
+    assert shard.status(2)["state"] == "READ_ONLY"
+    assert list(root.parent.glob("damaged-*")) == []
+
+    kill([old])
+    until(lambda: len(list(root.parent.glob("damaged-*"))) == 1, load.pause)
+    wait_for_lease(shard, load, 2, "commit_log", but=old)
+    wait_until_complete(shard, 2)
+    gap_ms = longest.stop()
+    print(f"without a receipt for {gap_ms} ms at most")
+    assert "the damaged store is now" in read_last_end(root)["reason"]
+    assert (shard.leader(), shard.status(1)["epoch"]) == (1, epoch)
+    assert gap_ms < GAP_MS_MAX
+    check_logs(shard)
+
+    # It counts: it leads, and confirms what it takes.
+    move_leader(shard, load, 2)
+    wait_for_writes(load)
+
+
+@pytest.mark.slow
 def test_every_acknowledged_message_survived_the_disk(shard: ReplicatedShard, load: Load) -> None:
+    load.stop()
+    check_logs(shard)
     assert check(shard, load.history) > 0

@@ -6,7 +6,6 @@ place, once. At the end all logs are the same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -22,18 +21,19 @@ from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.records.record import PUT_SCHEMA
-from raymq.store.tools.inspect import verify
-from tests.support.history import History, Load, Reader
+from tests.support.history import Load, Reader
 from tests.support.replicated_shard import (
-    PRODUCERS,
-    QUEUES,
-    TOPIC,
     LongestGap,
     ReplicatedShard,
     Target,
     check,
+    check_to_the_end,
+    follower_of,
     kill_leader,
     pause,
+    standing_still,
+    started_load,
+    started_readers,
     started_shard,
     wait_for_leader,
     wait_for_lease,
@@ -61,19 +61,14 @@ def shard() -> Iterator[ReplicatedShard]:
 
 @pytest.fixture(scope="module")
 def load(shard: ReplicatedShard) -> Iterator[Load]:
-    with Load(shard.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
-        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+    with started_load(shard.cluster) as running:
         yield running
 
 
 @pytest.fixture(scope="module", autouse=True)
 def readers(shard: ReplicatedShard, load: Load) -> Iterator[list[Reader]]:
-    """Consumers that see the same log all the time, whichever replica leads, and whichever they read."""
-    with (
-        Reader(shard.cluster, TOPIC) as of_leader,
-        Reader(shard.cluster, TOPIC, read_from="nearest") as of_nearest,
-    ):
-        yield [of_leader, of_nearest]
+    with started_readers(shard.cluster) as running:
+        yield running
 
 
 @pytest.mark.slow
@@ -147,11 +142,7 @@ def test_writes_come_back_after_kill_9_of_a_leaders_satellite(
 @pytest.mark.slow
 def test_without_one_follower_every_promise_is_kept(shard: ReplicatedShard, load: Load) -> None:
     leader = wait_for_leader(shard)
-    follower = next(each for each in shard.replicas if each != leader)
-    roles = ("group_commit", "replication", "commit_log")
-    with contextlib.ExitStack() as targets:
-        for pid in [wait_for_lease(shard, load, follower, role) for role in roles]:
-            targets.enter_context(Target(pid)).send(signal.SIGSTOP)
+    with standing_still(shard, load, follower_of(shard)):
         wait_for_writes(load)
         assert shard.leader() == leader
 
@@ -197,7 +188,7 @@ def test_a_leader_hands_over_on_request_and_writes_go_on(
     shard: ReplicatedShard, load: Load
 ) -> None:
     leader = wait_for_leader(shard)
-    successor = next(each for each in shard.replicas if each != leader)
+    successor = follower_of(shard)
     wait_for_lease(shard, load, successor, "replication")
     shard.call(leader, "move_leader", {"replica": successor})
     wait_for_leader(shard, but=leader)
@@ -223,8 +214,7 @@ def test_all_processes_restart_one_replica_after_the_other_and_writes_go_on(
 def test_a_follower_that_is_replaced_under_load_gets_everything_and_counts(
     shard: ReplicatedShard, load: Load
 ) -> None:
-    leader = wait_for_leader(shard)
-    replica = next(each for each in shard.replicas if each != leader)
+    replica = follower_of(shard)
     old = wait_for_lease(shard, load, replica, "commit_log")
     place = ("-c", shard.paths.data_dir)
     answer = shard.command("shard", "replace-replica", "0", str(replica), *place)
@@ -243,8 +233,7 @@ def test_a_follower_that_is_replaced_under_load_gets_everything_and_counts(
 def test_a_follower_whose_log_is_damaged_begins_again_and_gets_everything(
     shard: ReplicatedShard, load: Load
 ) -> None:
-    leader = wait_for_leader(shard)
-    replica = next(each for each in shard.replicas if each != leader)
+    replica = follower_of(shard)
     until(lambda: all(shard.status(each)["is_complete"] for each in shard.replicas), pause)
     root = shard.paths.replica(0, replica)
     with Target(wait_for_lease(shard, load, replica, "commit_log")) as target:
@@ -275,20 +264,4 @@ def test_every_acknowledged_message_survived_the_leaders(
 def test_all_logs_are_the_same_bytes_up_to_the_confirmed_end(
     shard: ReplicatedShard, load: Load, readers: list[Reader]
 ) -> None:
-    load.stop()
-    confirmed = int(shard.status(wait_for_leader(shard))["confirmed"])
-    for replica in shard.replicas:
-        until(lambda each=replica: shard.status(each)["synced"] >= confirmed, pause)
-    logs = [shard.commit_log(replica, confirmed) for replica in shard.replicas]
-    assert len(logs[0]) == confirmed
-    assert logs[1] == logs[0]
-    assert logs[2] == logs[0]
-
-    count = check(shard, load.history)
-    until(lambda: all(len(each.got) == count or each.failed for each in readers), pause)
-    for each in readers:
-        each.stop()
-    assert check(shard, load.history, seen=[each.got for each in readers]) == count > 0
-    assert shard.command("stop", shard.paths.data_dir)["clean"]
-    for replica in shard.replicas:
-        assert verify(shard.paths.replica(0, replica)) == []
+    check_to_the_end(shard, load, readers)

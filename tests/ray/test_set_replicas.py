@@ -11,17 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.store.base.files import Files
-from raymq.store.tools.inspect import verify
-from tests.support.history import History, Load, Reader
+from tests.support.history import Load, Reader
 from tests.support.replicated_shard import (
-    PRODUCERS,
-    QUEUES,
     TOPIC,
     LongestGap,
     ReplicatedShard,
     Target,
-    check,
+    check_to_the_end,
     pause,
+    started_load,
     started_shard,
     wait_for_leader,
     wait_for_lease,
@@ -38,8 +36,7 @@ def shard() -> Iterator[ReplicatedShard]:
 
 @pytest.fixture(scope="module")
 def load(shard: ReplicatedShard) -> Iterator[Load]:
-    with Load(shard.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
-        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+    with started_load(shard.cluster) as running:
         yield running
 
 
@@ -101,12 +98,4 @@ def test_clients_from_before_follow_each_leader_that_is_killed_then(
         wait_for_writes(load)
         assert wait_for_leader(shard, but=leader) != leader
         wait_for_lease(shard, load, leader, "commit_log", but=old)
-    load.stop()
-
-    count = check(shard, load.history)
-    until(lambda: len(reader.got) == count or bool(reader.failed), pause)
-    reader.stop()
-    assert check(shard, load.history, seen=[reader.got]) == count > 0
-    assert shard.command("stop", shard.paths.data_dir)["clean"]
-    for replica in shard.replicas:
-        assert verify(shard.paths.replica(0, replica)) == []
+    check_to_the_end(shard, load, [reader])

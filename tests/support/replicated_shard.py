@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.base.files import Files
-from tests.support.history import History, Load, Read, faults
+from raymq.store.tools.inspect import verify
+from tests.support.history import History, Load, Read, Reader, faults
 from tests.support.lean_ray import LEAN
 from tests.support.waiting import until
 
@@ -119,6 +120,10 @@ class ReplicatedShard:
         lease: dict[str, Any] = facts["supervisor"]["roles"][role]
         return lease if lease["granted"] else {}
 
+    def log_file(self, replica: int, start: int) -> bytes:
+        """The file of the replica's log that begins at a byte offset."""
+        return (self.paths.replica(0, replica) / "commitlog" / f"{start:020d}").read_bytes()
+
     def commit_log(self, replica: int, stop: int) -> bytes:
         """The replica's log, up to a byte offset."""
         files = sorted((self.paths.replica(0, replica) / "commitlog").iterdir())
@@ -140,6 +145,7 @@ class Target:
     """A process pinned by a descriptor: a signal never reaches another that got its pid."""
 
     def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._descriptor = os.pidfd_open(pid)
 
     def __enter__(self) -> Target:
@@ -155,6 +161,14 @@ class Target:
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(0))
+
+    def stands_still(self) -> bool:
+        """Whether a SIGSTOP has reached all threads. One that is in a sync ends it before."""
+        # A thread may end meanwhile.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            tasks = list(Path(f"/proc/{self._pid}/task").glob("*/stat"))
+            return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+        return False
 
     def send(self, number: signal.Signals) -> None:
         """A signal; one that has ended needs none."""
@@ -186,6 +200,24 @@ class LongestGap:
             if acked > count:
                 count, since_ms = acked, now_ms
             self._longest_ms = max(self._longest_ms, now_ms - since_ms)
+
+
+@contextlib.contextmanager
+def started_load(cluster: raymq.Cluster) -> Iterator[Load]:
+    """Producers that write to TOPIC all the time, and have receipts from each queue."""
+    with Load(cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
+        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+        yield running
+
+
+@contextlib.contextmanager
+def started_readers(cluster: raymq.Cluster) -> Iterator[list[Reader]]:
+    """Consumers that see the same log all the time, whichever replica leads, and whichever they read."""
+    with (
+        Reader(cluster, TOPIC) as of_leader,
+        Reader(cluster, TOPIC, read_from="nearest") as of_nearest,
+    ):
+        yield [of_leader, of_nearest]
 
 
 def wait_for_writes(load: Load) -> None:
@@ -228,6 +260,27 @@ def wait_for_leader(shard: ReplicatedShard, *, but: int | None = None) -> int:
     return found[0]
 
 
+def follower_of(shard: ReplicatedShard) -> int:
+    """A replica that does not lead: the last one."""
+    leader = wait_for_leader(shard)
+    return max(each for each in shard.replicas if each != leader)
+
+
+def pids_of(shard: ReplicatedShard, load: Load, replica: int) -> dict[str, int]:
+    """Role -> pid of a replica whose roles all work."""
+    return {role: wait_for_lease(shard, load, replica, role) for role in ROLES}
+
+
+def kill(pids: Iterable[int]) -> None:
+    """End processes at once, and wait for their ends."""
+    with contextlib.ExitStack() as stack:
+        targets = [stack.enter_context(Target(pid)) for pid in pids]
+        for target in targets:
+            target.send(signal.SIGKILL)
+        for target in targets:
+            until(target.ended, pause)
+
+
 def kill_leader(shard: ReplicatedShard) -> None:
     """End the CommitLog that leads now by SIGKILL."""
     leader = wait_for_leader(shard)
@@ -245,10 +298,11 @@ def kill_leader(shard: ReplicatedShard) -> None:
 @contextlib.contextmanager
 def standing_still(shard: ReplicatedShard, load: Load, replica: int) -> Iterator[None]:
     """All processes of a replica stand still."""
-    # Its satellites first: they would end a CommitLog that is silent for too long.
+    pids = pids_of(shard, load, replica)
     with contextlib.ExitStack() as targets:
-        for pid in [wait_for_lease(shard, load, replica, role) for role in reversed(ROLES)]:
-            targets.enter_context(Target(pid)).send(signal.SIGSTOP)
+        # Its satellites first: they would end a CommitLog that is silent for too long.
+        for role in reversed(ROLES):
+            targets.enter_context(Target(pids[role])).send(signal.SIGSTOP)
         yield
 
 
@@ -272,10 +326,14 @@ def check_logs(shard: ReplicatedShard) -> int:
     confirmed = int(shard.status(wait_for_leader(shard))["confirmed"])
     for replica in shard.replicas:
         until(lambda each=replica: shard.status(each)["synced"] >= confirmed, pause)
-    logs = [shard.commit_log(replica, confirmed) for replica in shard.replicas]
-    assert len(logs[0]) == confirmed
-    for replica, log in enumerate(logs):
-        assert log == logs[0], f"replica {replica} differs from replica 0"
+    for start in range(0, confirmed, FILE_BYTES):
+        # File by file: together they may be more than the memory has room for.
+        logs = [shard.log_file(each, start)[: confirmed - start] for each in shard.replicas]
+        assert len(logs[0]) == min(FILE_BYTES, confirmed - start)
+        for replica, log in enumerate(logs):
+            assert log == logs[0], (
+                f"replica {replica} differs from replica 0 in the file at {start}"
+            )
     return confirmed
 
 
@@ -318,3 +376,17 @@ def check(
     found = faults(acked, reads, history.sent(), seen)
     assert not found, f"{len(found)} faults, such as {found[:5]}"
     return len(reads)
+
+
+def check_to_the_end(shard: ReplicatedShard, load: Load, readers: Sequence[Reader]) -> None:
+    """All logs are the same bytes, each reader got every message, and all stores are sound. The shard is stopped."""
+    load.stop()
+    check_logs(shard)
+    count = check(shard, load.history)
+    until(lambda: all(len(each.got) >= count or each.failed for each in readers), pause)
+    for each in readers:
+        each.stop()
+    assert check(shard, load.history, seen=[each.got for each in readers]) == count > 0
+    assert shard.command("stop", shard.paths.data_dir)["clean"]
+    for replica in shard.replicas:
+        assert verify(shard.paths.replica(0, replica)) == []
