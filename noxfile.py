@@ -137,14 +137,22 @@ def simulate(session: nox.Session) -> None:
 
 @nox.session
 def failover(session: nox.Session) -> None:
-    """Leaders of three replicas, killed 500 times, and 50 partitions of all kinds. Network namespaces need root."""
+    """Leaders of three replicas, killed 500 times, 20 power losses, and 50 partitions. Network namespaces need root."""
     session.install("-e", ".[dev]")
     session.run(
-        *("python", "-m", "pytest", "tests/ray/test_failover.py", "tests/ray/test_partitions.py"),
+        *(
+            "python",
+            "-m",
+            "pytest",
+            "tests/ray/test_failover.py",
+            "tests/ray/test_three_replicas.py",
+        ),
+        "tests/ray/test_partitions.py",
         *("--timeout", "36000", *session.posargs),
         env={
             "RAYMQ_FAILOVERS": os.environ.get("RAYMQ_FAILOVERS", "500"),
             "RAYMQ_PARTITIONS": os.environ.get("RAYMQ_PARTITIONS", "50"),
+            "RAYMQ_POWER_LOSSES": os.environ.get("RAYMQ_POWER_LOSSES", "20"),
         },
     )
 

@@ -33,7 +33,7 @@ from raymq.store.base.errors import RayMQError, from_wire
 from raymq.store.base.files import Files
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
-from tests.support.ray_environment import ray_environment
+from tests.support.ray_environment import client_port, ray_environment
 from tests.support.waiting import until
 
 NAME = "through-ray"
@@ -126,9 +126,7 @@ class World:
         """The port of Ray Client, as Ray's head was started with."""
         owned = ray_host.load_owned(self.paths, Files())
         assert owned is not None
-        words = Path(f"/proc/{owned.pid}/cmdline").read_bytes().split(b"\0")
-        (port,) = [w for w in words if w.startswith(b"--ray-client-server-port=")]
-        return int(port.partition(b"=")[2])
+        return client_port(owned)
 
     def bodies(self, topic: str) -> list[bytes]:
         """All of a topic with one queue, over Flight."""

@@ -1,4 +1,4 @@
-"""Three replicas under load while whole replicas stand still, die, lose their disks and rot: no promise is broken.
+"""Three replicas under load while whole replicas stand still, die, lose power or disks, and rot: no promise is broken.
 
 Also clients that hold other things than a producer's stream, a topic that grows, a clock that is wrong, and Ray itself.
 How a leader is lost and replaced is in test_failover.py.
@@ -7,8 +7,13 @@ How a leader is lost and replaced is in test_failover.py.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,17 +27,20 @@ from raymq.cluster.consume.consumer_config import ReadFrom
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.deploy import process_tree, ray_host
 from raymq.cluster.messages.columns import message_batch
+from raymq.cluster.produce.batch_sender import BatchSender
+from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
 from raymq.store.base.files import Files
-from raymq.store.tools.inspect import verify
-from tests.support.history import History, Load, Reader
+from tests.support.batches import batch
+from tests.support.history import History, Load, Read, Reader, faults
+from tests.support.lean_ray import LEAN_WITH_CLIENT
+from tests.support.power_loss import TAILS, lose_power, read_ends
+from tests.support.ray_environment import client_port
 from tests.support.reference_decoder import decode_log
 from tests.support.replicated_shard import (
     ASIDE,
     FILE_BYTES,
-    PRODUCERS,
-    QUEUES,
     ROLES,
     TOPIC,
     LongestGap,
@@ -40,9 +48,15 @@ from tests.support.replicated_shard import (
     Target,
     check,
     check_logs,
+    check_to_the_end,
+    follower_of,
+    kill,
     kill_leader,
     pause,
+    pids_of,
     standing_still,
+    started_load,
+    started_readers,
     started_shard,
     wait_for_leader,
     wait_for_lease,
@@ -66,6 +80,10 @@ OLD_FILES = 8
 #: of each of two threads that put into a Queue
 ITEMS = 60
 HOUR_MS = 3_600_000
+#: of all machines at once
+POWER_LOSSES = int(os.environ.get("RAYMQ_POWER_LOSSES", "1"))
+#: small messages, and how many go together
+MILLION, BATCH_ROWS = 1_000_000, 5_000
 
 
 @pytest.fixture(scope="module")
@@ -76,25 +94,20 @@ def clocks() -> Iterator[SkewedClock]:
 
 @pytest.fixture(scope="module")
 def shard(clocks: SkewedClock) -> Iterator[ReplicatedShard]:
-    with started_shard(3, NAME, clocks.variables()) as world:
+    with started_shard(3, NAME, {**clocks.variables(), **LEAN_WITH_CLIENT}) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
 def load(shard: ReplicatedShard) -> Iterator[Load]:
-    with Load(shard.cluster, TOPIC, History(), producers=PRODUCERS, queues=QUEUES) as running:
-        until(lambda: len(running.history.acked()) == PRODUCERS * QUEUES, running.pause)
+    with started_load(shard.cluster) as running:
         yield running
 
 
 @pytest.fixture(scope="module", autouse=True)
 def readers(shard: ReplicatedShard, load: Load) -> Iterator[list[Reader]]:
-    """Consumers that see the same log all the time, whichever replica leads, and whichever they read."""
-    with (
-        Reader(shard.cluster, TOPIC) as of_leader,
-        Reader(shard.cluster, TOPIC, read_from="nearest") as of_nearest,
-    ):
-        yield [of_leader, of_nearest]
+    with started_readers(shard.cluster) as running:
+        yield running
 
 
 @pytest.fixture
@@ -103,27 +116,6 @@ def driver(shard: ReplicatedShard) -> Iterator[Any]:
     owned = shard.owned()
     with ray_host.session(ray_host.RayTarget(address=owned.address, owned=owned)) as ray:
         yield ray
-
-
-def follower_of(shard: ReplicatedShard) -> int:
-    """A replica that does not lead."""
-    leader = wait_for_leader(shard)
-    return next(each for each in shard.replicas if each != leader)
-
-
-def pids_of(shard: ReplicatedShard, load: Load, replica: int) -> dict[str, int]:
-    """Role -> pid of a replica whose roles all work."""
-    return {role: wait_for_lease(shard, load, replica, role) for role in ROLES}
-
-
-def kill(pids: list[int]) -> None:
-    """End processes at once, and wait for their ends."""
-    with contextlib.ExitStack() as stack:
-        targets = [stack.enter_context(Target(pid)) for pid in pids]
-        for target in targets:
-            target.send(signal.SIGKILL)
-        for target in targets:
-            until(target.ended, pause)
 
 
 def test_a_leader_whose_processes_all_stood_still_for_longer_than_every_timeout_follows(
@@ -165,6 +157,42 @@ def test_writes_come_back_after_kill_9_of_all_nine_processes_at_once(
     for replica, pids in old.items():
         for role, pid in pids.items():
             wait_for_lease(shard, load, replica, role, but=pid)
+
+
+@pytest.mark.parametrize("seed", range(POWER_LOSSES))
+def test_every_acknowledged_message_is_there_after_a_power_loss_of_all_three_machines(
+    shard: ReplicatedShard, load: Load, seed: int
+) -> None:
+    chance = random.Random(seed)
+    tails = TAILS[seed % 3 :] + TAILS[: seed % 3]
+    old = {each: pids_of(shard, load, each) for each in shard.replicas}
+    roots = {each: shard.paths.replica(0, each) for each in shard.replicas}
+    with contextlib.ExitStack() as stack:
+        targets = {
+            (replica, role): stack.enter_context(Target(pid))
+            for replica, pids in old.items()
+            for role, pid in pids.items()
+        }
+        # The flushers first: each log grows, and no disk has what comes now.
+        for replica in shard.replicas:
+            targets[replica, "group_commit"].send(signal.SIGSTOP)
+        until(lambda: all(read_ends(root).unsynced > 0 for root in roots.values()), load.pause)
+        for role in ("replication", "commit_log"):
+            for replica in shard.replicas:
+                targets[replica, role].send(signal.SIGSTOP)
+        until(lambda: all(each.stands_still() for each in targets.values()), pause)
+        lost = [lose_power(roots[each], chance, tails[each]) for each in shard.replicas]
+        for target in targets.values():
+            target.send(signal.SIGKILL)
+
+    print(f"{tails} of {[ends.unsynced for ends in lost]} bytes that were not synced")
+    assert all(ends.unsynced > 0 for ends in lost)
+    for replica, pids in old.items():
+        wait_for_lease(shard, load, replica, "commit_log", but=pids["commit_log"])
+    wait_for_writes(load)
+    until(lambda: all(shard.status(each)["is_complete"] for each in shard.replicas), pause)
+    check_logs(shard)
+    assert check(shard, load.history) > 0
 
 
 def test_writes_go_on_while_each_process_of_a_follower_is_killed(
@@ -326,6 +354,49 @@ def test_clients_that_call_actors_lose_and_double_nothing_although_leaders_are_k
     wait_for_writes(load)
 
 
+def test_a_client_that_reaches_only_the_port_of_ray_client_loses_and_doubles_nothing(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    queues = 2
+    shard.cluster.create_topic("outside", queues=queues)
+    url = f"ray://127.0.0.1:{client_port(shard.owned())}/{NAME}"
+    command = [sys.executable, "-m", "tests.support.ray_client_load", url, "outside", str(queues)]
+    owned = shard.owned()
+    environment = {
+        **shard.environment,
+        # Nothing of the cluster but Ray's token.
+        "RAYMQ_HOME": str(shard.paths.root / "none"),
+        "RAY_AUTH_MODE": owned.auth_mode,
+    }
+    outside = subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with outside:
+        assert outside.stdin is not None
+        assert outside.stdout is not None
+        try:
+            assert outside.stdout.readline() == "writes\n"
+            for _ in range(2):
+                kill_leader(shard)
+                print(file=outside.stdin, flush=True)
+                assert outside.stdout.readline() == "writes again\n"
+            outside.stdin.close()
+            found = json.loads(outside.stdout.readline())
+        finally:
+            outside.kill()
+
+    assert found["transport"] == "ray"
+    acked: dict[tuple[int, int], dict[int, int]] = {}
+    for producer, queue, number, offset in found["acked"]:
+        acked.setdefault((producer, queue), {})[number] = offset
+    sent = {(producer, queue): count for producer, queue, count in found["sent"]}
+    got = [Read(queue, offset, body.encode()) for queue, offset, body in found["got"]]
+    stored = list(shard.read("outside"))
+    assert faults(acked, stored, sent, seen=[got]) == []
+    assert len(got) == len(stored) == sum(map(len, acked.values())) > 0
+    wait_for_writes(load)
+
+
 def test_queues_that_were_added_are_there_although_the_leader_is_killed_directly_after_it(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -379,6 +450,30 @@ def test_store_times_never_go_back_although_a_leaders_clock_was_an_hour_ahead(
     assert HOUR_MS - 600_000 < ahead_ms <= HOUR_MS
 
 
+def test_a_follower_a_million_messages_behind_is_complete_again_while_writes_go_on(
+    shard: ReplicatedShard, load: Load
+) -> None:
+    queues, count = 4, MILLION // BATCH_ROWS
+    shard.cluster.create_topic("million", queues=queues)
+    follower, clock = follower_of(shard), Clock()
+    old = pids_of(shard, load, follower)
+    rows = batch([b"%099d " % number for number in range(BATCH_ROWS)])
+    with (
+        standing_still(shard, load, follower),
+        contextlib.closing(BatchSender(Routes.of(shard.cluster), producer_id=1)) as sender,
+    ):
+        sent = [sender.send("million", number % queues, rows) for number in range(count)]
+        for future in sent:
+            future.result(60)
+        kill(old.values())
+    began_ms = clock.monotonic_ms()
+    wait_until_complete(shard, follower)
+    print(f"complete again after {clock.monotonic_ms() - began_ms} ms")
+    wait_for_writes(load)
+    assert shard.cluster.describe_topic("million")["messages"] == MILLION
+    check_logs(shard)
+
+
 def test_every_acknowledged_message_survived_and_all_logs_are_the_same_bytes(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -420,13 +515,4 @@ def test_a_leader_is_elected_without_rays_gcs_and_all_is_there_in_the_next_ray(
             shard.status(leader)
     shard.start()
     wait_for_writes(load)
-    load.stop()
-    check_logs(shard)
-    count = check(shard, load.history)
-    until(lambda: all(len(each.got) >= count or each.failed for each in readers), pause)
-    for each in readers:
-        each.stop()
-    assert check(shard, load.history, seen=[each.got for each in readers]) == count > 0
-    assert shard.command("stop", shard.paths.data_dir)["clean"]
-    for replica in shard.replicas:
-        assert verify(shard.paths.replica(0, replica)) == []
+    check_to_the_end(shard, load, readers)

@@ -6,15 +6,22 @@ from typing import Any
 
 #: `ray start` calls the function that this variable names
 LEAN = {"RAY_START_HOOK": f"{__name__}.leave_out"}
+#: the same, with the server of Ray Client
+LEAN_WITH_CLIENT = {"RAY_START_HOOK": f"{__name__}.leave_out_all_but_client"}
 
 
 def leave_out(parameters: Any, head: bool) -> None:
+    """Callers: `ray start`. Args: `parameters`: its RayParams."""
+    parameters.ray_client_server_port = None
+    leave_out_all_but_client(parameters, head)
+
+
+def leave_out_all_but_client(parameters: Any, head: bool) -> None:
     """Callers: `ray start`. Args: `parameters`: its RayParams."""
     from ray._private.node import Node
 
     # A Ray that does not grow; output of workers, which no test reads; drivers of other machines.
     parameters.no_monitor = True
     parameters.include_log_monitor = False
-    parameters.ray_client_server_port = None
     # Ray's state over HTTP: without a dashboard, too, this server starts, and its imports take two seconds.
     Node.start_api_server = lambda self, **options: None

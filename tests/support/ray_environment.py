@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from raymq.cluster.deploy.ray_host import OwnedRay
+
 from .lean_ray import LEAN
 
 
@@ -30,3 +32,10 @@ def ray_environment(directory: Path, *, lean: bool = True) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def client_port(owned: OwnedRay) -> int:
+    """The port of Ray Client, as Ray's head was started with."""
+    words = Path(f"/proc/{owned.pid}/cmdline").read_bytes().split(b"\0")
+    (port,) = [w for w in words if w.startswith(b"--ray-client-server-port=")]
+    return int(port.partition(b"=")[2])
