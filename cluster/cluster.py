@@ -251,6 +251,9 @@ class Cluster:
         numbers of queues that it had before. A topic with a schema has "schema": its columns, each as {"name", "type",
         "nullable"}. One that allows null values has "allow_null_values": True.
         """
+        if can_fail_over(self.replicas):
+            # A replica that has led before answers, too, and may be behind now, or have lost its disk.
+            self._find(range(self.shards))
         found = self.call(None, "topics", {})
         named = [shard for facts in found.values() for shard in facts["shards"]]
         self.learn_shards(1 + max(named, default=-1))

@@ -38,7 +38,7 @@ from raymq.store.base.errors import (
 )
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
-from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
+from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.moving_shard import MovingShard, Replica
 from tests.support.waiting import until
 
@@ -700,6 +700,21 @@ def test_a_topic_that_a_follower_does_not_know_yet_is_found(shard: MovingShard) 
     assert shard.routes().topic("new").queues == 1
     with pytest.raises(Rejected, match="create it first"):
         shard.routes().topic("nowhere")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_handle_shows_topics_that_the_replica_that_led_before_has_lost(
+    shard: MovingShard,
+) -> None:
+    with shard.cluster() as cluster:
+        assert list(cluster.topics()) == ["t"]
+        log = shard.replicas[0].kept()
+        shard.replicas[0].step_down()
+        # Its disk was lost: it is there again, at the same endpoint and empty.
+        shard.replicas[0].copy(FakeBackend())
+        shard.elect(1, 2, of=log)
+        assert list(cluster.topics()) == ["t"]
+        assert cluster.describe_topic("t")["messages"] == 0
 
 
 def test_topics_are_found_when_the_known_leader_hangs(shard: MovingShard) -> None:
