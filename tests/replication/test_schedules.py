@@ -13,7 +13,7 @@ from tests.replication.simulate.schedules import (
     vote_of_a_lost_disk,
     vote_of_an_earlier_epoch,
 )
-from tests.replication.simulate.world import Broken
+from tests.replication.simulate.store import Broken
 
 
 @pytest.mark.parametrize("machine", SCHEDULES)

@@ -17,7 +17,7 @@ from tests.replication.simulate import mutants
 from tests.replication.simulate.__main__ import main
 from tests.replication.simulate.chaos import Chaos, run_seeds
 from tests.replication.simulate.search import Bounds, search
-from tests.replication.simulate.world import Broken
+from tests.replication.simulate.store import Broken, ReplicaStore
 
 STEPS = 2_000
 RUNS = {1: 60, 2: 140, 3: 600, 5: 220}
@@ -33,6 +33,9 @@ def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_heali
     # A simulation in which nothing happens would find nothing.
     assert figures["elections"] > 2 * figures["runs"]
     assert figures["confirmations"] > 5 * figures["runs"]
+    assert figures["acks"] > 5 * figures["runs"]
+    assert figures["duplicates"] > 5 * figures["runs"]
+    assert figures["refused gaps"] > figures["runs"] // 10
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
@@ -60,11 +63,11 @@ def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: in
     assert figures["confirmations"] > 4 * figures["runs"]
 
 
-@pytest.mark.parametrize(("members", "survivors"), [(3, 1), (5, 2)])
+@pytest.mark.parametrize(("members", "survivors", "runs"), [(3, 1, 75), (5, 2, 110)])
 def test_a_shard_that_an_operator_recovers_without_a_majority_has_one_truth_again(
-    members: int, survivors: int
+    members: int, survivors: int, runs: int
 ):
-    lost, runs = 0, RUNS[members] // 8 * FACTOR
+    lost, runs = 0, runs * FACTOR
     for seed in range(runs):
         chaos = Chaos(seed, members=members, deletes=True)
         for action in chaos.rng.choices(chaos.actions, chaos.weights, k=STEPS // 2):
@@ -125,6 +128,11 @@ def test_random_faults_find_a_follower_that_acknowledges_before_the_sync():
 )
 def test_random_faults_find_a_replication_that_publishes_too_much(published: Callable[..., int]):
     assert caught_by_chaos(published=published)
+
+
+@pytest.mark.parametrize("store", mutants.STORES)
+def test_random_faults_find_a_store_without_a_rule(store: type[ReplicaStore]):
+    assert caught_by_chaos(store=store)
 
 
 @pytest.mark.parametrize("machine", mutants.BOUNDS)

@@ -10,7 +10,8 @@ from raymq.replication.election import ElectionMachine, HandOver, LeaderLost
 from raymq.replication.log_receiver import LogReceiver
 from raymq.replication.quorum import majority, published_end
 
-from .world import Broken, Node, World
+from .store import Broken, ReplicaStore
+from .world import Node, World
 
 #: more virtual time than ten elections take, and a leader without log streams twice between them
 HEAL_MS = 60_000
@@ -34,6 +35,8 @@ def run_seeds(
         figures.update(chaos.faults)
         figures.update(runs=1, steps=steps)
         figures.update(elections=world.elections, confirmations=world.confirmations)
+        figures.update(acks=world.acks, duplicates=world.duplicates)
+        figures["refused gaps"] += world.refusals
         figures["logs begun later"] += world.begun_later
     return figures
 
@@ -49,6 +52,7 @@ class Chaos:
         machine: type[ElectionMachine] = ElectionMachine,
         receiver: type[LogReceiver] = LogReceiver,
         published: Callable[[int, int, Sequence[int]], int] = published_end,
+        store: type[ReplicaStore] = ReplicaStore,
         replaces: bool = False,
         deletes: bool = False,
     ) -> None:
@@ -65,7 +69,9 @@ class Chaos:
             machine=machine,
             receiver=receiver,
             published=published,
+            store=store,
         )
+        self.world.lost_answers = rng.choice([0.0, 0.1, 0.5])
         #: how often each fault happened
         self.faults: Counter[str] = Counter()
         rate = rng.choice([0.0, 0.3, 1.0, 3.0])
@@ -96,6 +102,7 @@ class Chaos:
             (self.stop_streams, rate * rng.random() * 1.0),
             (self.start_streams, 0.5),
             (self.report_leader_ended, rate * rng.random() * 0.3),
+            (self.set_clock, 0.2),
         ):
             self.actions.append(action)
             self.weights.append(weight)
@@ -289,6 +296,11 @@ class Chaos:
             self.faults["leaders reported as ended"] += 1
             self.world.step(node, LeaderLost(leader.id, node.replica.epoch))
 
+    def set_clock(self) -> None:
+        """The clock of a replica jumps."""
+        self.faults["clock jumps"] += 1
+        self.any_node().skew_ms = self.rng.randint(-5_000, 5_000)
+
     # --- the end ----------------------------------------------------------------------------------
 
     def heal(self) -> None:
@@ -296,6 +308,7 @@ class Chaos:
         world = self.world
         world.cut_links.clear()
         world.stop_replaced()
+        world.lost_answers = 0.0
         for node in world.nodes:
             node.is_paused = False
             if not node.is_up:
@@ -320,6 +333,8 @@ class Chaos:
         done = False
         while world.now < until and not done:
             world.tick(50)
+            for node in world.nodes:
+                world.put_again(node)
             for _ in range(3):
                 for packet in self.taken():
                     world.deliver(packet)
@@ -352,7 +367,10 @@ class Chaos:
         logs = [node.log for node in world.nodes]
         equal = all(len(log.data) == end and log.equals(bytes(leading[0].log.data)) for log in logs)
         complete = all(node.ballot.is_complete for node in world.nodes)
-        return complete and equal and end == len(leading[0].log.data)
+        is_known = not any(producer.pending for producer in world.producers)
+        dispatched = all(node.store.dispatched == end for node in world.nodes)
+        is_whole = end == len(leading[0].log.data)
+        return complete and equal and is_known and dispatched and is_whole
 
     @staticmethod
     def describe(node: Node) -> str:

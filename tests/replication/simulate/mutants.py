@@ -27,6 +27,7 @@ from raymq.replication.quorum import (
 from raymq.replication.wire import Ack, ReplicaProcess
 
 from .search import Bounds
+from .store import Message, ReplicaStore
 
 
 class VotesWithoutComparingLogs(ElectionMachine):
@@ -248,6 +249,82 @@ def published_before_the_epoch_record(
     return published_end(0, own_durable, follower_ends)
 
 
+class StoresRepeatedPuts(ReplicaStore):
+    """Rule R7: a leader recognises a sequence that its log has."""
+
+    def known(self, producer: int) -> list[Message]:
+        return []
+
+    def admits(self, sequence: int, known: list[Message]) -> bool:
+        return True
+
+
+class AdmitsGaps(ReplicaStore):
+    """Rule R7: a leader refuses a sequence before it has the one before that."""
+
+    def admits(self, sequence: int, known: list[Message]) -> bool:
+        return True
+
+
+class ForgetsProducersBeforeItsEpoch(ReplicaStore):
+    """Rule R7: a new leader knows the sequences of its whole log."""
+
+    begun_end = 0
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        self.begun_end = len(self.log.data)
+
+    def known(self, producer: int) -> list[Message]:
+        return [each for each in super().known(producer) if each.start >= self.begun_end]
+
+
+class LeadsWithTheConfirmedState(ReplicaStore):
+    """Rule R7: a new leader knows the messages after those that it has dispatched, too."""
+
+    def recover(self) -> None:
+        self.state.cut(self.log.confirmed_end)
+        self.cut_queues(len(self.log.data))
+
+    def begin_epoch(self) -> None:
+        return
+
+
+class RemembersWhatWasCut(ReplicaStore):
+    """Rules R7 and R9: a cut takes sequences and queue offsets back."""
+
+    def forget_cut(self, end: int) -> None:
+        self.state.end = min(self.state.end, end)
+
+
+class StampsItsOwnTime(ReplicaStore):
+    """Rule R7: a store time is not before the last one in the log, whatever the leader's clock says."""
+
+    def next_store_time_ms(self, clock_ms: int) -> int:
+        return clock_ms
+
+
+class AcknowledgesWhatItAppended(ReplicaStore):
+    """Rule R12: a put is acknowledged when its message is confirmed."""
+
+    def acknowledged_end(self) -> int:
+        return len(self.log.data)
+
+
+class DispatchesWhatItAppended(ReplicaStore):
+    """Rule R9: consume queues have confirmed messages only, because none is taken out again."""
+
+    def dispatch_end(self) -> int:
+        return len(self.log.data)
+
+
+class KeepsUnitsAfterTheLog(ReplicaStore):
+    """After a power loss the consume queues end where the log does."""
+
+    def cut_queues(self, end: int) -> None:
+        self.dispatched = min(self.dispatched, end)
+
+
 class VotesAgainForAnEpoch(VotesForAnyProcess, IncompleteUsesItsOwnEpoch):
     """Rules R3 and R14 together: each alone keeps a lost disk from leading its epoch again."""
 
@@ -274,6 +351,19 @@ FOUND_BY_CHAOS: dict[type[ElectionMachine], int] = {
 FOUND_WHEN_REPLACED: dict[type[ElectionMachine], int] = {
     HearsReplacedReplicas: 3,
 }
+
+#: random runs of three replicas find these stores within some ten seeds
+STORES: tuple[type[ReplicaStore], ...] = (
+    StoresRepeatedPuts,
+    AdmitsGaps,
+    ForgetsProducersBeforeItsEpoch,
+    LeadsWithTheConfirmedState,
+    RemembersWhatWasCut,
+    StampsItsOwnTime,
+    AcknowledgesWhatItAppended,
+    DispatchesWhatItAppended,
+    KeepsUnitsAfterTheLog,
+)
 
 #: the search finds these within seconds
 BOUNDS: dict[type[ElectionMachine], Bounds] = {

@@ -25,7 +25,7 @@ from raymq.replication.election import (
 )
 from raymq.replication.wire import ReplicaProcess
 
-from .world import Broken
+from .store import Broken
 
 #: a replica, and the kind of its message that comes twice
 Hold: TypeAlias = tuple[int, type[wire.Election]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from raymq.replication import election as r
 from raymq.replication import wire
@@ -37,67 +38,56 @@ from raymq.replication.log_sender import (
 from raymq.replication.log_sender import Send as SendFrame
 from raymq.replication.quorum import published_end
 from raymq.replication.wire import FrameHeader, ReplicaMessage, ReplicaProcess
-from raymq.store.base.checksum import crc32c
-from raymq.store.log.chain import ChainUnit
-from tests.support.mirror_world import CLUSTER, SEGMENT_BYTES, MemoryLog
+from tests.support.mirror_world import CLUSTER, SEGMENT_BYTES
 
-#: an EPOCH record: a marker byte, which no put has, and the epoch
-EPOCH_RECORD = b"\xff%15d"
-EPOCH_RECORD_BYTES = 16
+from .store import (
+    EPOCH_RECORD,
+    Broken,
+    Message,
+    ReplicaLog,
+    ReplicaStore,
+    ShardState,
+    whole_end,
+)
+
 FRAME_BYTES = 300
+#: of the producers that send at the same time, the queue of each
+PRODUCER_QUEUES = (0, 1, 0, 1)
+#: messages of one producer under way
+PENDING_MAX = 3
+BODY_BYTES_MAX = 200
 #: how far an operator's epoch is above those that survivors have heard
 EPOCHS_SKIPPED = 1_000
 
 
-class Broken(AssertionError):
-    """An invariant does not hold."""
+@dataclass(eq=False)
+class PendingPut:
+    """A put whose outcome its producer does not know."""
+
+    sequence: int
+    body: bytes
+    #: the highest end that was acknowledged to any producer before this put began
+    floor: int
 
 
-class ReplicaLog(MemoryLog):
-    """A log whose epochs are in its bytes, so that they survive the loss of the chain."""
+@dataclass(eq=False)
+class Producer:
+    """A client that numbers its messages, and repeats those whose outcome it does not know, at any leader."""
 
-    def durable(self) -> int:
-        return self.synced_end if self.flush == "sync" else len(self.data)
+    id: int
+    queue: int
+    #: sequence of its next message
+    sequence: int = 0
+    pending: list[PendingPut] = field(default_factory=list)
 
-    @property
-    def last_epoch(self) -> int:
-        return 0 if self.is_empty() else self.epoch_at(len(self.data) - 1)
 
-    def epoch_at(self, offset: int) -> int:
-        at = self.data.rfind(b"\xff", 0, offset + 1)
-        return int(self.data[at + 1 : at + EPOCH_RECORD_BYTES]) if at >= 0 else 0
+class WaitingPut(NamedTuple):
+    """A put at a leader, which answers when its log is confirmed up to `end`."""
 
-    def cut_torn_record(self) -> None:
-        """Recovery: the last record may be an EPOCH record of which a part is missing."""
-        at = self.data.rfind(b"\xff")
-        if at >= 0 and at + EPOCH_RECORD_BYTES > len(self.data):
-            self.truncate_unchecked(at)
-
-    def rebuild_chain(self, start: int) -> None:
-        self.cut_torn_record()
-        self.units = [unit for unit in self.units if unit.end <= start]
-        self.complete_chain()
-
-    def complete_chain(self) -> None:
-        """Add units for bytes without one: a follower that adopts a leader's units loses its own after them."""
-        at = self.units[-1].end if self.units else self.start
-        while at < len(self.data):
-            stop = min(len(self.data), (at // SEGMENT_BYTES + 1) * SEGMENT_BYTES)
-            piece = crc32c(bytes(self.data[at:stop]))
-            self.units.append(ChainUnit(at, stop, self.epoch_at(at), piece, self.value))
-            at = stop
-
-    def equals(self, data: bytes) -> bool:
-        """Whether this log has these bytes, as far as both reach, but for those that it has deleted."""
-        stop = min(len(self.data), len(data))
-        return bytes(self.data[self.start : stop]) == data[self.start : stop]
-
-    def put(self, payload: bytes, epoch: int) -> int:
-        """Append a record to its segment, or to the next one after padding."""
-        room = SEGMENT_BYTES - len(self.data) % SEGMENT_BYTES
-        if room < len(payload):
-            self.append(b"\0" * room, epoch)
-        return self.append(payload, epoch)
+    producer: Producer
+    put: PendingPut
+    message: Message
+    end: int
 
 
 @dataclass
@@ -115,7 +105,7 @@ class Node:
     """One replica: what is on its disk, and its processes while it is up."""
 
     id: int
-    log: ReplicaLog
+    store: ReplicaStore
     ballot: Ballot = field(default_factory=Ballot)
     incarnation: int = 0
     #: how often this replica had been replaced when its directory was made
@@ -143,6 +133,21 @@ class Node:
     failed_end: int | None = None
     #: its disk syncs nothing, and later takes no appends, but forgets nothing
     is_disk_stalled: bool = False
+    #: by how much its clock is ahead of the true time
+    skew_ms: int = 0
+    #: (producer id, sequence) -> the put that waits; of a leader
+    waiting: dict[tuple[int, int], WaitingPut] = field(default_factory=dict)
+
+    @property
+    def log(self) -> ReplicaLog:
+        return self.store.log
+
+    @property
+    def takes_puts(self) -> bool:
+        replica = self.replica
+        return (
+            replica is not None and replica.leads and not self.puts_stopped and not self.is_paused
+        )
 
     @property
     def process(self) -> ReplicaProcess:
@@ -183,6 +188,7 @@ class World:
         machine: type[ElectionMachine] = ElectionMachine,
         receiver: type[LogReceiver] = LogReceiver,
         published: Callable[[int, int, Sequence[int]], int] = published_end,
+        store: type[ReplicaStore] = ReplicaStore,
     ) -> None:
         """Args: `is_fresh`: the directories of all replicas are new, and a new one is never complete."""
         self.rng = rng
@@ -191,6 +197,7 @@ class World:
         self.machine = machine
         self.receiver = receiver
         self.published = published
+        self.store = store
         self.candidates = candidates
         self.limits = SenderLimits(frame_bytes=FRAME_BYTES, window_bytes=600, window_frames=3)
         self.network: list[Packet] = []
@@ -203,14 +210,30 @@ class World:
 
         #: every byte that was ever confirmed
         self.confirmed = b""
+        #: the messages in them
+        self.stored = ShardState()
         #: epoch -> its leader
         self.leaders: dict[int, ReplicaProcess] = {}
         self.elections = self.confirmations = self.begun_later = 0
 
+        self.producers = [Producer(number, queue) for number, queue in enumerate(PRODUCER_QUEUES)]
+        self.producer_count = len(self.producers)
+        #: (producer id, sequence) -> the body that the producer sent
+        self.sent: dict[tuple[int, int], bytes] = {}
+        #: the highest end of a message that was acknowledged
+        self.acked_end = 0
+        #: the share of answers to puts that are lost
+        self.lost_answers = 0.0
+        self.acks = self.duplicates = self.refusals = 0
+
         ballot = Ballot(is_complete=not is_fresh)
-        self.nodes = [Node(number, ReplicaLog(flush=flush), ballot) for number in range(members)]
+        self.nodes = [Node(number, self.new_store(), ballot) for number in range(members)]
         for node in self.nodes:
             self.start(node)
+
+    def new_store(self) -> ReplicaStore:
+        """That of an empty directory."""
+        return self.store(ReplicaLog(flush=self.flush))
 
     def next_number(self) -> int:
         self.numbers += 1
@@ -226,12 +249,14 @@ class World:
             node.process, tuple(members), node.ballot, candidates=self.candidates
         )
         node.receiver = self.receiver(cluster=CLUSTER, shard=0, me=node.process, leader_id=None)
+        node.store.recover()
         node.stop_streams()
 
     def stop(self, node: Node) -> None:
         """Kill all processes. The page cache keeps what was written."""
         node.is_up = False
         node.replica = node.receiver = None
+        node.waiting.clear()
         node.stop_streams()
         for other in [*self.nodes, *self.replaced.values()]:
             connection = other.connections.get(node.id)
@@ -246,7 +271,7 @@ class World:
                 self.stop(old)
         if still_runs:
             self.replaced[node.id] = node
-        new = Node(node.id, ReplicaLog(flush=self.flush), generation=node.generation + 1)
+        new = Node(node.id, self.new_store(), generation=node.generation + 1)
         self.nodes[node.id] = new
         new.made_with = self.generations()
         new.made_from = least_epoch
@@ -270,12 +295,21 @@ class World:
         while not best.equals(self.confirmed[:both]):
             both -= 1
         lost = len(self.confirmed) - both
-        self.confirmed = self.confirmed[:both]
+        if lost:
+            self.forget_lost(whole_end(self.confirmed, both))
 
         epoch = max(node.ballot.epoch for node in kept) + EPOCHS_SKIPPED
         for node in [node for node in self.nodes if node not in kept]:
             self.replace(node, still_runs=False, least_epoch=epoch)
         return lost
+
+    def forget_lost(self, end: int) -> None:
+        """What was confirmed after `end` is lost. Producers whose sequences have a gap now begin anew."""
+        self.confirmed = self.confirmed[:end]
+        self.stored.cut(end)
+        self.acked_end = min(self.acked_end, end)
+        for producer in list(self.producers):
+            self.begin_producer(producer)
 
     def generations(self) -> tuple[int, ...]:
         """Those that the operator knows, who gives them to each new replica."""
@@ -308,7 +342,7 @@ class World:
     def lose_disk(self, node: Node) -> None:
         """Everything is gone, the ballot too. A fresh directory is never complete."""
         self.stop(node)
-        node.log, node.failed_end = ReplicaLog(flush=self.flush), None
+        node.store, node.failed_end = self.new_store(), None
         # Only the operator's record is left of what it knew, as of the time when this replica was made.
         node.ballot = node.first_ballot()
 
@@ -356,6 +390,8 @@ class World:
             elif isinstance(effect, r.StepDown):
                 node.stop_streams()
                 node.puts_stopped = False
+                # Their outcomes are unknown.
+                node.waiting.clear()
             elif isinstance(effect, r.Confirm):
                 self.confirm(node, effect.end)
             elif isinstance(effect, r.StopPuts):
@@ -373,6 +409,7 @@ class World:
 
         assert node.receiver is not None
         node.receiver.leave()
+        node.store.begin_epoch()
         node.log.complete_chain()
         node.epoch_end = node.log.put(EPOCH_RECORD % epoch, epoch)
         node.published_end = 0
@@ -427,6 +464,31 @@ class World:
         if end > len(self.confirmed):
             self.confirmed += bytes(log.data[len(self.confirmed) : end])
             self.confirmations += 1
+            self.check_messages()
+        if node.waiting:
+            self.answer(node)
+
+    def check_messages(self) -> None:
+        """The messages that were just confirmed are ones that producers sent, each once and in order.
+
+        Their queue offsets have no gap, and store times do not go back.
+        """
+        stored = self.stored
+        known, time_ms = len(stored.messages), stored.store_time_ms
+        stored.apply(self.confirmed, len(self.confirmed))
+        for message in stored.messages[known:]:
+            key = message.producer, message.sequence
+            if self.sent.get(key) != message.body:
+                raise Broken(f"{message} is confirmed, and no producer sent it")
+            of_producer = stored.by_producer[message.producer]
+            if message.sequence >= len(of_producer) or of_producer[message.sequence] != message:
+                raise Broken(f"{message} is confirmed twice, or in another order than it was sent")
+            of_queue = stored.by_queue[message.queue]
+            if message.queue_offset >= len(of_queue) or of_queue[message.queue_offset] != message:
+                raise Broken(f"{message} has another queue offset than its place in the queue")
+            if message.store_time_ms < time_ms:
+                raise Broken(f"{message} was stored before the message before it")
+            time_ms = message.store_time_ms
 
     def check_confirmed(self, node: Node) -> None:
         """Readers of any replica see only confirmed bytes."""
@@ -434,12 +496,88 @@ class World:
         if end > len(self.confirmed) or not node.log.equals(self.confirmed[:end]):
             raise Broken(f"replica {node.id} shows bytes that were not confirmed")
 
+    # --- puts -------------------------------------------------------------------------------------
+
     def put(self, node: Node) -> None:
-        replica = node.replica
-        if replica is not None and replica.leads and not node.puts_stopped and not node.is_paused:
-            payload = bytes([self.rng.randint(1, 250)]) * self.rng.randint(1, 250)
-            node.log.put(payload, replica.epoch)
-            self.progress(node)
+        """A producer sends a message to a replica, its next one or one whose outcome it does not know."""
+        if not node.takes_puts:
+            return
+        producer = self.rng.choice(self.producers)
+        pending = producer.pending
+        if not pending or (len(pending) < PENDING_MAX and self.rng.random() < 0.7):
+            body = bytes([self.rng.randint(1, 250)]) * self.rng.randint(0, BODY_BYTES_MAX)
+            self.sent[producer.id, producer.sequence] = body
+            pending.append(PendingPut(producer.sequence, body, self.acked_end))
+            producer.sequence += 1
+            self.send(node, producer, pending[-1])
+        else:
+            self.send(node, producer, self.rng.choice(pending))
+
+    def put_again(self, node: Node) -> None:
+        """All producers send everything again whose outcome they do not know."""
+        for producer in list(self.producers):
+            for put in list(producer.pending):
+                if node.takes_puts:
+                    self.send(node, producer, put)
+
+    def send(self, node: Node, producer: Producer, put: PendingPut) -> None:
+        """A leader takes a put: it stores the message, or finds it in its log, or refuses a gap."""
+        store = node.store
+        known = store.known(producer.id)
+        if not store.admits(put.sequence, known):
+            self.refusals += 1
+            return
+        if put.sequence < len(known):
+            self.duplicates += 1
+            message, end = known[put.sequence], known[-1].end
+        else:
+            assert node.replica is not None
+            clock_ms, epoch = max(0, self.now + node.skew_ms), node.replica.epoch
+            message = store.append(
+                producer.id, put.sequence, producer.queue, put.body, clock_ms=clock_ms, epoch=epoch
+            )
+            end = message.end
+        node.waiting[producer.id, put.sequence] = WaitingPut(producer, put, message, end)
+        self.answer(node)
+        self.progress(node)
+
+    def answer(self, node: Node) -> None:
+        """Answer the puts whose messages are confirmed. Some answers are lost."""
+        end = node.store.acknowledged_end()
+        for key, waiting in list(node.waiting.items()):
+            if waiting.end <= end:
+                del node.waiting[key]
+                if not self.lost_answers or self.rng.random() >= self.lost_answers:
+                    self.acknowledge_put(waiting)
+
+    def acknowledge_put(self, waiting: WaitingPut) -> None:
+        """A producer hears where its message is. Raises: Broken unless it is there, after all that came before."""
+        producer, put, message, _ = waiting
+        stored = self.stored.by_producer[producer.id]
+        if put.sequence >= len(stored) or stored[put.sequence] != message:
+            raise Broken(f"{message} is acknowledged, and not confirmed at that place")
+        if put not in producer.pending:
+            return
+        if message.start < put.floor:
+            raise Broken(f"{message} was sent after the ack of a message that ends at {put.floor}")
+        self.acks += 1
+        self.acked_end = max(self.acked_end, message.end)
+        producer.pending.remove(put)
+        if not producer.pending and self.rng.random() < 0.2:
+            self.begin_producer(producer)
+
+    def begin_producer(self, former: Producer) -> None:
+        """A new producer takes the place of one that ends."""
+        new = Producer(self.producer_count, former.queue)
+        self.producer_count += 1
+        self.producers[self.producers.index(former)] = new
+
+    def dispatch(self, node: Node) -> None:
+        """A replica dispatches what it knows as confirmed."""
+        if node.store.dispatched < node.store.dispatch_end():
+            node.store.dispatch(self.stored)
+
+    # --- disks ------------------------------------------------------------------------------------
 
     def sync(self, node: Node) -> None:
         if node.is_up and not node.is_paused and not node.is_disk_stalled:
@@ -469,6 +607,7 @@ class World:
 
     def tick_node(self, node: Node) -> None:
         self.step(node, r.ElectionTick(self.rng.random()))
+        self.dispatch(node)
         for follower in list(node.streams):
             self.step_stream(node, follower, ClockTick())
 
@@ -583,11 +722,11 @@ class World:
                 store = log.append_units if isinstance(effect, AppendUnits) else log.adopt_units
                 store(units, bytes_of(effect.units, data))
             elif isinstance(effect, Truncate):
-                log.truncate(effect.offset)
+                node.store.truncate(effect)
             elif isinstance(effect, BeginAt):
                 log.begin_at(effect.start, effect.chain_value)
                 # What is deleted is in no comparison; epochs of it are known from a snapshot.
-                log.data[:] = self.confirmed[: effect.start]
+                node.store.begin_at(self.confirmed[: effect.start])
                 self.begun_later += effect.start > 0
             elif isinstance(effect, AdvanceConfirmed):
                 log.advance_confirmed(effect.confirmed)
