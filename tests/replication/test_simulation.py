@@ -7,6 +7,7 @@ which all schedules are tried, and `nox -s simulate` raises both.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.replication.simulate.__main__ import main
 from tests.replication.simulate.chaos import Chaos, run_seeds
 from tests.replication.simulate.search import Bounds, search
 from tests.replication.simulate.store import Broken, ReplicaStore
+from tests.replication.simulate.world import World
 
 STEPS = 2_000
 RUNS = {1: 60, 2: 140, 3: 600, 5: 220}
@@ -61,6 +63,18 @@ def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: in
     assert figures["deleted segments"] > figures["runs"] // 2
     assert figures["logs begun later"] > figures["runs"] // 4
     assert figures["confirmations"] > 4 * figures["runs"]
+
+
+@pytest.mark.parametrize(("replicas", "runs"), [(3, 120), (5, 40)])
+def test_a_shard_of_one_replica_that_gets_further_ones_loses_nothing(replicas: int, runs: int):
+    figures = run_seeds(
+        range(runs * FACTOR), members=1, steps=STEPS, replaces=True, deletes=True, grows=replicas
+    )
+    print(f"1 replica, then {replicas}:", dict(figures))
+    # The others end their growth when everything heals.
+    assert figures["grown shards"] > figures["runs"] // 2
+    assert figures["replaced replicas"] > figures["runs"] // 2
+    assert figures["confirmations"] > 5 * figures["runs"]
 
 
 @pytest.mark.parametrize(("members", "survivors", "runs"), [(3, 1, 75), (5, 2, 110)])
@@ -130,9 +144,27 @@ def test_random_faults_find_a_replication_that_publishes_too_much(published: Cal
     assert caught_by_chaos(published=published)
 
 
+@pytest.mark.parametrize(("part", "mutant"), mutants.FOUND_WHEN_GROWN)
+def test_a_growing_shard_finds_a_part_without_a_rule(part: str, mutant: type):
+    assert caught_by_chaos(1, grows=3, **{part: mutant})
+
+
 @pytest.mark.parametrize("store", mutants.STORES)
 def test_random_faults_find_a_store_without_a_rule(store: type[ReplicaStore]):
     assert caught_by_chaos(store=store)
+
+
+def test_an_ack_in_another_order_than_that_of_the_puts_is_an_error():
+    world = World(1, random.Random(7))
+    (node,) = world.nodes
+    world.tick(0)
+    world.tick(5_000)
+    world.put(node)
+    (put,) = [each for producer in world.producers for each in producer.pending]
+    # As if the ack of a message at a higher offset had come before the put began.
+    put.floor = len(node.log.data)
+    with pytest.raises(Broken, match="was sent after the ack"):
+        world.sync(node)
 
 
 @pytest.mark.parametrize("machine", mutants.BOUNDS)

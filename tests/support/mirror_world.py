@@ -132,6 +132,7 @@ class MemoryLog:
         self.data = bytearray(start)
         self.units, self.start, self.start_value = [], start, chain_value
         self.synced_end = start
+        self.confirmed_end = min(self.confirmed_end, start)
 
     def tail(self) -> LogTail:
         return LogTail(len(self.data), self.value, self.units[-1].epoch if self.units else 0)

@@ -18,6 +18,12 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=3, help="replicas (default 3)")
     parser.add_argument("--replaces", action="store_true", help="an operator replaces replicas")
     parser.add_argument("--deletes", action="store_true", help="replicas delete old segments")
+    parser.add_argument(
+        "--grows",
+        type=int,
+        default=0,
+        help="a shard of one replica gets so many (with --members 1)",
+    )
     options = parser.parse_args()
 
     began = time.perf_counter()
@@ -28,6 +34,7 @@ def main() -> None:
         steps=options.steps,
         replaces=options.replaces,
         deletes=options.deletes,
+        grows=options.grows,
     )
     rate = figures["steps"] / (time.perf_counter() - began)
     print(f"{rate:.0f} steps/s", dict(figures))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from raymq.replication.election import ElectionMachine, HandOver, LeaderLost
 from raymq.replication.log_receiver import LogReceiver
@@ -18,18 +18,25 @@ HEAL_MS = 60_000
 
 
 def run_seeds(
-    seeds: range, *, members: int, steps: int, replaces: bool = False, deletes: bool = False
+    seeds: range,
+    *,
+    members: int,
+    steps: int,
+    replaces: bool = False,
+    deletes: bool = False,
+    grows: int = 0,
 ) -> Counter[str]:
     """Run each seed. Returns: how often everything happened. Raises: Broken, with the command that repeats the run."""
     figures: Counter[str] = Counter()
     for seed in seeds:
-        chaos = Chaos(seed, members=members, replaces=replaces, deletes=deletes)
+        chaos = Chaos(seed, members=members, replaces=replaces, deletes=deletes, grows=grows)
         try:
             chaos.run(steps)
         except Exception as error:
             options = f"--seed {seed} --steps {steps} --members {members}"
             options += " --replaces" if replaces else ""
             options += " --deletes" if deletes else ""
+            options += f" --grows {grows}" if grows else ""
             raise Broken(f"python -m tests.replication.simulate {options}: {error!r}") from error
         world = chaos.world
         figures.update(chaos.faults)
@@ -53,15 +60,16 @@ class Chaos:
         receiver: type[LogReceiver] = LogReceiver,
         published: Callable[[int, int, Sequence[int]], int] = published_end,
         store: type[ReplicaStore] = ReplicaStore,
+        world: type[World] = World,
         replaces: bool = False,
         deletes: bool = False,
+        grows: int = 0,
     ) -> None:
         """Args: `replaces`: an operator replaces replicas, and some of the replaced ones still run. `deletes`: replicas
-        delete their oldest segments, each at its own time.
+        delete their oldest segments, each at its own time. `grows`: an operator gives a shard of one replica so many.
         """
         self.rng = rng = random.Random(seed)
-        self.members = members
-        self.world = World(
+        self.world = world(
             members,
             rng,
             flush=rng.choice(["sync", "sync", "async"]),
@@ -112,6 +120,17 @@ class Chaos:
         if deletes:
             self.actions.append(self.delete)
             self.weights.append(2.0)
+        #: the rest of the operator's steps
+        self.growth = self.grow_to(grows) if grows else iter(())
+        self.is_grown = not grows
+        if grows:
+            self.actions.append(self.grow)
+            self.weights.append(1.0)
+
+    @property
+    def members(self) -> int:
+        """How many replicas there are now."""
+        return len(self.world.nodes)
 
     def run(self, steps: int) -> None:
         """Faults for so many steps, then healing. Raises: Broken."""
@@ -127,7 +146,7 @@ class Chaos:
     def deliver(self) -> None:
         network = self.world.network
         # More replicas send more packets in the same time.
-        for _ in range(self.members // 2):
+        for _ in range(max(1, self.members // 2)):
             if network:
                 # Mostly in order; messages of elections need none, and connections drop what is out of order.
                 at = self.rng.randrange(len(network)) if self.rng.random() < 0.1 else 0
@@ -172,11 +191,19 @@ class Chaos:
 
     def start(self) -> None:
         node = self.any_node()
-        if not node.is_up:
+        if node.is_up:
+            return
+        if node.options != self.world.options and self.rng.random() < 0.5:
+            # Started by an operator: Ray starts a process with the options that it was made with.
+            self.world.make_again(node)
+        elif node.incarnation:
             self.world.start(node)
 
     def may_lose(self, node: Node) -> bool:
         """Whether the fault budget allows this replica to lose data: so few others are not complete."""
+        if not self.is_grown:
+            # The log of the first one decides. One that is not complete counts for nothing, so that nothing is lost.
+            return node.id > 0 and not node.ballot.is_complete
         others = [
             each for each in self.world.nodes if each is not node and not each.ballot.is_complete
         ]
@@ -213,6 +240,26 @@ class Chaos:
         if self.may_lose(node):
             self.faults["replaced replicas"] += 1
             self.world.replace(node, still_runs=node.is_up and self.rng.random() < 0.8)
+
+    def grow(self) -> None:
+        """An operator does the next step, or has done all."""
+        if not self.is_grown:
+            next(self.growth, None)
+            self.faults["grown shards"] += self.is_grown
+
+    def grow_to(self, replicas: int) -> Iterator[None]:
+        """The steps that give a shard of one replica further ones, as `raymq shard set-replicas` does them.
+
+        Safety must not need the order in which processes are made, nor that the new replicas have any of the log.
+        """
+        world = self.world
+        for write_record in (lambda: world.add_replicas(replicas), world.count_all):
+            write_record()
+            yield
+            for number in self.rng.sample(range(replicas), replicas):
+                world.make_again(world.nodes[number])
+                yield
+        self.is_grown = True
 
     def delete(self) -> None:
         self.faults["deleted segments"] += self.world.delete_first_segment(self.any_node())
@@ -307,6 +354,8 @@ class Chaos:
         """All faults end. Raises: Broken unless a leader confirms a new put, and all logs become equal."""
         world = self.world
         world.cut_links.clear()
+        for _ in self.growth:
+            pass
         world.stop_replaced()
         world.lost_answers = 0.0
         for node in world.nodes:

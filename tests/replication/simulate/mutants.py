@@ -6,6 +6,7 @@ Some rules have no machine here, because others cover them:
   it is `VotesAgainForAnEpoch`.
 - An epoch that is heard and not made durable: votes and the log's last record keep the epochs that matter.
 - Answers to an earlier PreVote or AskEpoch: the votes that follow decide.
+- An added replica that counts before all do (ADR 0021): it is not complete then (R14).
 - The parts of R17 beside the one here: random runs find them too rarely. `tests/replication/test_generations.py` has
   them.
 """
@@ -28,6 +29,7 @@ from raymq.replication.wire import Ack, ReplicaProcess
 
 from .search import Bounds
 from .store import Message, ReplicaStore
+from .world import World
 
 
 class VotesWithoutComparingLogs(ElectionMachine):
@@ -312,7 +314,7 @@ class AcknowledgesWhatItAppended(ReplicaStore):
 
 
 class DispatchesWhatItAppended(ReplicaStore):
-    """Rule R9: consume queues have confirmed messages only, because none is taken out again."""
+    """Consume queues have confirmed messages only, because none is taken out again."""
 
     def dispatch_end(self) -> int:
         return len(self.log.data)
@@ -323,6 +325,26 @@ class KeepsUnitsAfterTheLog(ReplicaStore):
 
     def cut_queues(self, end: int) -> None:
         self.dispatched = min(self.dispatched, end)
+
+
+class HearsUnknownReplicas(ElectionMachine):
+    """A replica answers none that it does not count, such as a new one whose options are newer (ADR 0021)."""
+
+    def _is_for_me(self, event: r.Received) -> bool:
+        others = self._others
+        self._others = tuple({*others, event.sender.id} - {self.me.id})
+        is_for_me = super()._is_for_me(event)
+        self._others = others
+        return is_for_me
+
+
+class AddsCompleteReplicas(World):
+    """Rule R13: an added replica is not complete before it has the log of the others (ADR 0021)."""
+
+    def add_replicas(self, replicas: int) -> None:
+        super().add_replicas(replicas)
+        for node in self.nodes[1:]:
+            node.ballot = node.ballot._replace(is_complete=True)
 
 
 class VotesAgainForAnEpoch(VotesForAnyProcess, IncompleteUsesItsOwnEpoch):
@@ -351,6 +373,12 @@ FOUND_BY_CHAOS: dict[type[ElectionMachine], int] = {
 FOUND_WHEN_REPLACED: dict[type[ElectionMachine], int] = {
     HearsReplacedReplicas: 3,
 }
+
+#: random runs of a shard of one replica that gets two more find these within some ten seeds
+FOUND_WHEN_GROWN: tuple[tuple[str, type], ...] = (
+    ("machine", HearsUnknownReplicas),
+    ("world", AddsCompleteReplicas),
+)
 
 #: random runs of three replicas find these stores within some ten seeds
 STORES: tuple[type[ReplicaStore], ...] = (

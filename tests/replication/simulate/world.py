@@ -100,12 +100,23 @@ class Packet:
     event: r.Received | tuple[FrameHeader, ReplicaMessage, bytes | None]
 
 
+class Options(NamedTuple):
+    """What the operator's record says of a shard. A process keeps the options that it was made with."""
+
+    replicas: int
+    #: the replicas that count; others only get the log
+    voters: tuple[int, ...]
+    #: the replicas that may lead; None: all
+    candidates: tuple[int, ...] | None = None
+
+
 @dataclass
 class Node:
     """One replica: what is on its disk, and its processes while it is up."""
 
     id: int
     store: ReplicaStore
+    options: Options
     ballot: Ballot = field(default_factory=Ballot)
     incarnation: int = 0
     #: how often this replica had been replaced when its directory was made
@@ -198,7 +209,7 @@ class World:
         self.receiver = receiver
         self.published = published
         self.store = store
-        self.candidates = candidates
+        self.options = Options(members, tuple(range(members)), candidates)
         self.limits = SenderLimits(frame_bytes=FRAME_BYTES, window_bytes=600, window_frames=3)
         self.network: list[Packet] = []
         self.numbers = 0
@@ -227,7 +238,9 @@ class World:
         self.acks = self.duplicates = self.refusals = 0
 
         ballot = Ballot(is_complete=not is_fresh)
-        self.nodes = [Node(number, self.new_store(), ballot) for number in range(members)]
+        self.nodes = [
+            Node(number, self.new_store(), self.options, ballot) for number in range(members)
+        ]
         for node in self.nodes:
             self.start(node)
 
@@ -244,9 +257,9 @@ class World:
     def start(self, node: Node) -> None:
         node.incarnation = self.next_number()
         node.is_up, node.is_paused, node.is_streaming, node.puts_stopped = True, False, True, False
-        members = range(len(self.nodes)) if len(self.nodes) > 1 else [0]
+        members = sorted({*node.options.voters, node.id})
         node.replica = self.machine(
-            node.process, tuple(members), node.ballot, candidates=self.candidates
+            node.process, members, node.ballot, candidates=node.options.candidates
         )
         node.receiver = self.receiver(cluster=CLUSTER, shard=0, me=node.process, leader_id=None)
         node.store.recover()
@@ -271,12 +284,46 @@ class World:
                 self.stop(old)
         if still_runs:
             self.replaced[node.id] = node
-        new = Node(node.id, self.new_store(), generation=node.generation + 1)
+        new = Node(node.id, self.new_store(), self.options, generation=node.generation + 1)
         self.nodes[node.id] = new
         new.made_with = self.generations()
         new.made_from = least_epoch
         new.ballot = new.first_ballot()
         self.start(new)
+
+    def add_replicas(self, replicas: int) -> None:
+        """An operator gives a shard of one replica further ones, which get its log and do not count yet.
+
+        Their processes are not made yet.
+        """
+        self.options = Options(replicas, voters=(0,), candidates=(0,))
+        added = [
+            Node(number, self.new_store(), self.options, generation=1)
+            for number in range(1, replicas)
+        ]
+        self.nodes += added
+        for node in added:
+            node.made_with = self.generations()
+            node.ballot = node.first_ballot()
+
+    def count_all(self) -> None:
+        """The second step of `add_replicas`: every process that is made from now on counts all replicas."""
+        replicas = len(self.nodes)
+        self.options = Options(replicas, tuple(range(replicas)))
+
+    def make_again(self, node: Node) -> None:
+        """Make the processes of a replica with the operator's present options, unless they have them."""
+        if node.is_up and node.options == self.options:
+            return
+        if node.is_up:
+            self.stop(node)
+        node.options = self.options
+        node.ballot = node.ballot.with_generations(self.generations())
+        self.start(node)
+
+    def counts(self, node: Node, follower: int) -> bool:
+        """Whether what a follower acknowledges counts for this leader."""
+        return follower in node.options.voters
 
     def recover_unclean(self, survivors: Sequence[int]) -> int:
         """An operator gives up all other replicas, which have ended. Returns: how many confirmed bytes are lost."""
@@ -424,7 +471,7 @@ class World:
             return
         me = ReplicaProcess(node.id, make_incarnation(node.generation, self.next_number()))
         for other in self.nodes:
-            if other.id != node.id and node.is_streaming:
+            if other.id != node.id and other.id < node.options.replicas and node.is_streaming:
                 node.streams[other.id] = LogSender(
                     cluster=CLUSTER,
                     shard=0,
@@ -443,7 +490,11 @@ class World:
         replica = node.replica
         if replica is None or not replica.leads or not node.is_streaming:
             return
-        ends = [each.replicated_end if each.is_complete else 0 for each in node.streams.values()]
+        ends = [
+            stream.replicated_end if stream.is_complete else 0
+            for follower, stream in node.streams.items()
+            if self.counts(node, follower)
+        ]
         end = self.published(node.epoch_end, node.log.durable(), ends)
         if end <= node.published_end:
             return
@@ -679,13 +730,15 @@ class World:
             self.step(leader, fact)
             return
         self.step_stream(leader, follower, FrameReceived(header, message))
-        if isinstance(message, wire.Ack) and stream.phase is Phase.STREAMING:
+        if not isinstance(message, wire.Ack) or stream.phase is not Phase.STREAMING:
+            return
+        if self.counts(leader, follower):
             heard = r.FollowerHeard(
                 follower, header.epoch, stream.replicated_end, message.is_complete
             )
             self.step(leader, heard)
-            self.publish(leader)
-            self.progress(leader)
+        self.publish(leader)
+        self.progress(leader)
 
     def take_frame(
         self,
