@@ -390,6 +390,10 @@ class World:
         """Everything is gone, the ballot too. A fresh directory is never complete."""
         self.stop(node)
         node.store, node.failed_end = self.new_store(), None
+        if len(self.nodes) == 2:
+            # Of two replicas only an operator makes an empty one: with a process of a replaced replica, which may still
+            # run, it would be all that an election asks.
+            node.made_with = self.generations()
         # Only the operator's record is left of what it knew, as of the time when this replica was made.
         node.ballot = node.first_ballot()
 
