@@ -12,9 +12,10 @@ A leader sends heartbeats to all others. Each asks whether the epoch is still th
 begins its epoch with an EPOCH record at its log's end. It confirms nothing before a majority holds that record durably,
 because records of earlier epochs are not safe by their number of copies alone.
 
-A replica that is not complete (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it.
-It becomes complete when its log equals the leader's up to an end that the leader named after a check that began later
-and that all answered: otherwise the epoch of the leader may be over, or end by a vote that the replica has forgotten.
+A replica that is not complete (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it,
+and is complete once its EPOCH record is durable. Else it becomes complete when its log equals the leader's up to an end
+that the leader named after a check that began later and that all answered: otherwise the epoch of the leader may be
+over, or end by a vote that the replica has forgotten.
 
 A replica that an operator replaced has a new *generation*. Each replica keeps the newest one that it heard of, and
 takes nothing from a process of an older one. A check names them, so that all others know the new generation before the
@@ -699,10 +700,6 @@ class ElectionMachine:
         self.incomplete_voters = tuple(
             replica for replica, is_complete in self._answers.items() if not is_complete
         )
-        if not self.ballot.is_complete:
-            # Every replica voted, and no log is ahead of this one: it has all that was ever confirmed.
-            self.ballot = self.ballot._replace(is_complete=True)
-            self._effects.append(Persist(self.ballot))
         self._begin_check()
         self._effects.append(BeginEpoch(self.epoch))
 
@@ -891,6 +888,12 @@ class ElectionMachine:
         begun_end = self._leadership.begun_end
         if self.state is not ElectionState.LEADER or begun_end is None:
             return
+
+        if not self.ballot.is_complete and self._log.durable >= begun_end:
+            # Every replica voted, and no log was ahead of this one: it has all that was ever confirmed. Before that is
+            # durable, a power loss may take it away.
+            self.ballot = self.ballot._replace(is_complete=True)
+            self._effects.append(Persist(self.ballot))
 
         ends = {**self._leadership.durable_ends, self.me.id: self._log.durable}
         end = confirmed_end(len(self._members), ends)

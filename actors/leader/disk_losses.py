@@ -89,7 +89,7 @@ class DiskLosses:
         """The replicas that are complete, with their generations, as far as the log does not say so."""
         host = self._host
         epoch = 0 if host.led is None else host.led.epoch
-        complete = [host.elections.me.id]
+        complete = [host.elections.me.id] if host.elections.is_complete else []
         for replica in host.members:
             found = host.supervisor.control.followers[replica].read()
             if found.epoch == epoch and found.is_complete:

@@ -640,3 +640,26 @@ def test_a_replica_that_may_not_lead_does_not_take_over(options: dict):
     replica = follower(**options)
     replica.hear(0, wire.TakeOver())
     assert not replica.sent(wire.RequestVote)
+
+
+def test_an_elected_replica_is_complete_once_its_epoch_record_is_durable():
+    replica = Replica(ballot=Ballot(epoch=1, is_complete=False))
+    # What it got from the leader before is not synced yet.
+    replica.log = LOG._replace(durable=0)
+    replica.tick(5_000)
+    for voter in (1, 2):
+        replica.hear(voter, wire.EpochReply(replica.machine._question, True))
+    for voter in (1, 2):
+        replica.hear(voter, wire.VoteReply(True, True))
+    assert replica.machine.state is ElectionState.LEADER
+
+    replica.log = LOG._replace(last_epoch=2, end=110, durable=100)
+    replica.step(r.EpochBegun(replica.machine.epoch, 110))
+    assert replica.machine.leads
+    assert not replica.machine.ballot.is_complete
+
+    replica.log = replica.log._replace(durable=110)
+    replica.effects = []
+    replica.tick(1)
+    assert replica.machine.ballot.is_complete
+    assert r.Persist(replica.machine.ballot) in replica.effects

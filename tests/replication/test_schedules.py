@@ -10,6 +10,7 @@ from tests.replication.simulate.schedules import (
     SCHEDULES,
     Script,
     match_with_an_earlier_leader,
+    power_loss_of_an_elected_replica,
     vote_of_a_lost_disk,
     vote_of_an_earlier_epoch,
 )
@@ -41,6 +42,14 @@ def test_a_match_with_an_earlier_leader_makes_no_replica_complete():
     state = match_with_an_earlier_leader(ElectionMachine)
     assert not state.members[1].ballot.is_complete
     assert state.confirmed == (1, 2)
+
+
+def test_an_elected_replica_that_lost_its_log_again_is_not_complete():
+    script = power_loss_of_an_elected_replica(ElectionMachine)
+    assert not any(node.replica and node.replica.leads for node in script.nodes)
+    (down,) = [node for node in script.nodes if not node.is_up]
+    script.world.start(down)
+    heal(script)
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])

@@ -228,6 +228,16 @@ class HearsReplacedReplicas(ElectionMachine):
         return False
 
 
+class CompleteBeforeItsSync(ElectionMachine):
+    """Rule R14: a replica that all replicas elected is complete when its log is durable."""
+
+    def _after_votes(self) -> None:
+        super()._after_votes()
+        if self.state is ElectionState.LEADER and not self.ballot.is_complete:
+            self.ballot = self.ballot._replace(is_complete=True)
+            self._effects.append(r.Persist(self.ballot))
+
+
 class AcksBeforeTheSync(LogReceiver):
     """Rule R10: a follower acknowledges what is durable."""
 

@@ -9,7 +9,12 @@ from raymq.replication import election as r
 from raymq.replication import wire
 from raymq.replication.election import ElectionMachine, ElectionState
 
-from .mutants import CountsVotesOfEarlierEpochs, JoinsAfterAMajority, JoinsByAnEarlierMatch
+from .mutants import (
+    CompleteBeforeItsSync,
+    CountsVotesOfEarlierEpochs,
+    JoinsAfterAMajority,
+    JoinsByAnEarlierMatch,
+)
 from .search import State
 from .world import Node, Packet, World
 
@@ -148,8 +153,53 @@ def match_with_an_earlier_leader(machine: type[ElectionMachine]) -> State:
     return state
 
 
+def power_loss_of_an_elected_replica(machine: type[ElectionMachine]) -> Script:
+    """A replica without its disk gets the log and is elected by all. The power fails before it has synced anything."""
+    script = Script(3, machine)
+    world = script.world
+    script.run(5_000)
+    leader = script.leader()
+    lost, third = [each for each in script.nodes if each is not leader]
+    world.put(leader)
+    script.run(500, leader.id, lost.id)
+    confirmed = len(world.confirmed)
+    assert confirmed == len(leader.log.data) > len(third.log.data)
+
+    world.lose_disk(lost)
+    lost.is_disk_stalled = True
+    world.start(lost)
+    script.run(1_000, leader.id, lost.id)
+    assert len(lost.log.data) == confirmed
+    # Its leader has ended, and no other replica asks for votes meanwhile. Its log reaches none.
+    world.stop(leader)
+    world.start(leader)
+    world.now += 2_000
+    world.tick_node(lost)
+    while script.state(lost.id) is not ElectionState.LEADER:
+        packets, world.network[:] = list(world.network), []
+        assert packets
+        script.deliver(packets)
+    world.network.clear()
+
+    world.rng = KeepsNothing(7)
+    world.lose_power(lost)
+    world.stop(leader)
+    lost.is_disk_stalled = False
+    world.start(lost)
+    script.run(10_000, lost.id, third.id)
+    return script
+
+
+class KeepsNothing(random.Random):
+    """A power loss takes everything that was not synced."""
+
+    def randint(self, a: int, b: int) -> int:
+        return a
+
+
 SCHEDULES: dict[type[ElectionMachine], Callable[[type[ElectionMachine]], Script | State]] = {
     CountsVotesOfEarlierEpochs: vote_of_an_earlier_epoch,
     JoinsAfterAMajority: vote_of_a_lost_disk,
     JoinsByAnEarlierMatch: match_with_an_earlier_leader,
+    CompleteBeforeItsSync: power_loss_of_an_elected_replica,
 }
