@@ -240,13 +240,6 @@ class AdminCalls:
             if info.shard_of(queue_id) == shard
         }
 
-    def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
-        """Whether the message at an offset is whole here. Raises: Corrupt naming file and place."""
-        self._check_queue(self._topic(topic), queue_id)
-        call_arguments.check_integer("offset", offset, 0)
-        self._host.store.check_record(topic, queue_id, offset)
-        return {}
-
     def _topic(self, name: Any) -> TopicInfo:
         """The facts of a topic. Raises: Rejected when it does not exist."""
         topics = self._host.store.state.topics

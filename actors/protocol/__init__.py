@@ -36,6 +36,7 @@ A shard that is being added does not answer those that are about all shards: des
     topics()                                                        {topic: {queues, shards, compacted?, schema?,
                                                                       allow_null_values?, former_queues?,
                                                                       all_queues?}}
+    check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged and cannot be mended
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
     log_units(start, stop)                                          {start, data, units}; Corrupt when damaged here, too
 
@@ -47,7 +48,6 @@ A shard that is being added does not answer those that are about all shards: des
     add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
     set_schema(name, schema)                                        {changed, shards: the joined}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
-    check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged
     commit_offsets(group, topic, offsets)                           {}
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from raymq.actors.api.call_arguments import check_integer
+from raymq.actors.api.call_arguments import check_integer, check_known
 from raymq.actors.api.shard_api import Frames, PutTicket, SendFrame
 from raymq.actors.protocol.log_units import pack_sound_bytes
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME, Leadership
@@ -654,6 +654,14 @@ class ReplicaHost:
     def _op_topics(self) -> dict[str, Any]:
         topics = self.store.confirmed_topics(self.role.visible_end)
         return {topic.name: topic.shown() for topic in topics}
+
+    def _op_check_record(self, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
+        """Whether the message at an offset is whole here, or is mended now. Raises: Corrupt naming file and place."""
+        info = self.store.state.topics[check_known(topic, self.store.state.topics)]
+        check_integer("queue_id", queue_id, 0, info.queues - 1)
+        check_integer("offset", offset, 0)
+        self.store.check_record(topic, queue_id, offset)
+        return {}
 
     def _op_replicas(self) -> dict[str, Any]:
         return self.replicas()

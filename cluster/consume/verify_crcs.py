@@ -1,7 +1,7 @@
 """Compares every fetched record with its CRC before the program sees it.
 
-The comparison covers the disk, the shard's memory and the network. After a mismatch the shard is asked whether its own
-copy is damaged, and in which file.
+The comparison covers the disk, the shard's memory and the network. After a mismatch the leader is asked whether its own
+copy is damaged, and in which file. A follower is told to check and mend its copy, and another replica is read.
 """
 
 from __future__ import annotations
@@ -30,17 +30,14 @@ def verify_slices(
 
     Args: `nearest`: the replicas from which the answer came; None: the leader.
     Raises: Unavailable when the shard does not answer, or when its copy is intact: the same fetch may succeed then.
-    Another replica answers it, if a follower has answered this one.
+    So it is if a follower has answered: another replica answers the same fetch.
     """
-    try:
-        return [_verify_slice(part, routes, topic, shard) for part in found]
-    except Unavailable:
-        if nearest is not None:
-            nearest.reject_answer()
-        raise
+    return [_verify_slice(part, routes, topic, shard, nearest) for part in found]
 
 
-def _verify_slice(part: FetchSlice, routes: Routes, topic: str, shard: int) -> FetchSlice:
+def _verify_slice(
+    part: FetchSlice, routes: Routes, topic: str, shard: int, nearest: NearestReplicas | None
+) -> FetchSlice:
     if part.records is None:
         if isinstance(part.error, Corrupt):
             return part._replace(error=_of_shard(part.error, shard))
@@ -50,6 +47,12 @@ def _verify_slice(part: FetchSlice, routes: Routes, topic: str, shard: int) -> F
         return part
     if fault.row:
         return records_before(part, fault.row)
+    if nearest is not None and nearest.reject_answer(topic, part.queue_id, part.first_offset):
+        raise Unavailable(
+            f"message {part.first_offset} of queue {part.queue_id} of {topic} arrived damaged ({fault.rule}) from a "
+            f"follower of shard {shard}, which checks its copy now",
+            shard=shard,
+        )
     return part._replace(records=None, error=_ask_the_shard(part, routes, topic, shard, fault))
 
 

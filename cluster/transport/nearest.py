@@ -30,6 +30,8 @@ REPLICA_SILENT_MS = 1_000
 #: how long replicas that are behind the reader are asked again, and how often
 BEHIND_MS = 1_000
 BEHIND_PAUSE_MS = 50
+#: how long a follower may take to check a record
+CHECK_TIMEOUT_S = 10.0
 #: from the failure of a replica to its next try: doubled with each failure
 RETRY_MS = 1_000
 RETRY_MS_MAX = 60_000
@@ -62,8 +64,8 @@ class NearestReplicas:
         self._retries: dict[int, Retry] = {}
         #: replica -> a number that orders those at the same distance: readers spread over them
         self._chances: dict[int, float] = {}
-        #: the replica that answered last; None: the leader, or none yet
-        self._answered: int | None = None
+        #: the follower that answered last; None: the leader did, or none yet
+        self._answered: Replica | None = None
 
     def open(self) -> NearestStream:
         """A stream for reads, which connects with its first fetch."""
@@ -100,12 +102,12 @@ class NearestReplicas:
         retry = self._retries.get(replica)
         return retry is None or now_ms >= retry.due_ms
 
-    def note_answer(self, replica: int | None, found: list[FetchSlice]) -> None:
+    def note_answer(self, replica: Replica | None, found: list[FetchSlice]) -> None:
         """Note an answer of a replica. None: of the leader."""
         self._answered = replica
         self.seen_epoch = max([self.seen_epoch, *(part.epoch for part in found)])
         if replica is not None:
-            self._retries.pop(replica, None)
+            self._retries.pop(replica.id, None)
 
     def note_failure(self, replica: int) -> None:
         """Try a replica again later."""
@@ -113,10 +115,19 @@ class NearestReplicas:
         pause_ms = RETRY_MS if before is None else min(2 * before.pause_ms, RETRY_MS_MAX)
         self._retries[replica] = Retry(self.clock.monotonic_ms() + pause_ms, pause_ms)
 
-    def reject_answer(self) -> None:
-        """Leave the replica that answered last: its records arrived damaged, and the leader's are whole."""
-        if self._answered is not None:
-            self.note_failure(self._answered)
+    def reject_answer(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Leave the follower that answered last, because this message arrived damaged. It is told to check its copy.
+
+        It mends what it finds damaged. Returns: whether a follower answered last.
+        """
+        answered = self._answered
+        if answered is None:
+            return False
+        self.note_failure(answered.id)
+        arguments = {"topic": topic, "queue_id": queue_id, "offset": offset}
+        # Its answer changes nothing here: another replica is read now.
+        self.routes.begin(self.shard, answered.endpoint, "check_record", arguments, CHECK_TIMEOUT_S)
+        return True
 
 
 class NearestStream:
@@ -157,7 +168,7 @@ class NearestStream:
                 continue
 
             self._behind_since_ms = None
-            replicas.note_answer(self._replica, found)
+            replicas.note_answer(nearest, found)
             return found
 
     def _stream_to(self, nearest: Replica | None) -> FetchStream:

@@ -448,7 +448,7 @@ class Routes:
         """
 
         def begin(number: int) -> Future[dict[str, Any]]:
-            return self._begin(*asked[number], "leader", {}, LEADER_TIMEOUT_S)
+            return self.begin(*asked[number], "leader", {}, LEADER_TIMEOUT_S)
 
         led: set[int] = set()
         answered: set[int] = set()
@@ -506,7 +506,7 @@ class Routes:
         for endpoint in self._candidates(shard):
             # An actor that is gone cannot be asked.
             with contextlib.suppress(RayMQError):
-                asked = self._begin(shard, endpoint, "leader", {}, LEADER_TIMEOUT_S)
+                asked = self.begin(shard, endpoint, "leader", {}, LEADER_TIMEOUT_S)
                 asked.add_done_callback(take)
 
     def _leads_elsewhere(self, shard: int, route: LeaderRoute) -> bool:
@@ -602,7 +602,7 @@ class Routes:
         if not tried.endpoint:
             raise Unavailable(f"shard {shard} does not serve yet; see `raymq status`", shard=shard)
         left_s = max(0.1, deadline_s - self._clock.monotonic())
-        answer = self._begin(shard, tried.endpoint, op, args, left_s)
+        answer = self.begin(shard, tried.endpoint, op, args, left_s)
 
         while True:
             left_s = deadline_s - self._clock.monotonic()
@@ -660,7 +660,7 @@ class Routes:
             raise Unavailable("no shard is known")
 
         def begin(number: int) -> Future[dict[str, Any]]:
-            return self._begin(*asked[number], op, args, timeout_s)
+            return self.begin(*asked[number], op, args, timeout_s)
 
         answers = ask(range(len(asked)), begin, timeout_s=timeout_s)
         return first(answers)
@@ -679,7 +679,7 @@ class Routes:
 
         return ask(shards, begin, timeout_s=timeout_s)
 
-    def _begin(
+    def begin(
         self, shard: int, endpoint: str, op: str, args: dict[str, Any], timeout_s: float
     ) -> Future[dict[str, Any]]:
         """Begin a call of one replica. Raises: Unavailable when its actor is gone."""

@@ -324,16 +324,22 @@ def test_only_the_leader_says_that_an_offset_is_out_of_range(
     assert shard.fetches[0] > 0
 
 
-def test_a_damaged_copy_of_a_follower_is_read_from_another_replica(
-    shard: FollowedShard, make: Callable[..., Consumer]
+def test_a_damaged_copy_of_a_follower_is_read_from_another_replica_and_checked(
+    shard: FollowedShard, make: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard.put(*bodies(0, 50))
     wait_for_followers(shard, 50)
+    checked: list[tuple[str, int, int]] = []
     for follower in shard.followers.values():
-        units = follower.host.store.consume_queues.get("t", 0).read(30, 1)
+        store = follower.host.store
+        units = store.consume_queues.get("t", 0).read(30, 1)
         flip(follower.host.root / FIRST_LOG, int(units["position"][0]) + BODY_AT)
+        monkeypatch.setattr(store, "check_record", lambda *place: checked.append(place))
     assert read(make(), 50) == bodies(0, 50)
     assert shard.fetches[0] > 0
+    # Each follower was told which message it has to check and mend.
+    until(lambda: len(checked) == len(shard.followers), pause)
+    assert set(checked) == {("t", 0, 30)}
 
 
 def test_a_range_is_read_from_followers_and_from_the_leader_without_them(

@@ -253,7 +253,7 @@ def first_bodies(shard: ReplicatedShard, read_from: ReadFrom) -> list[bytes]:
     return found[:FIRST]
 
 
-def test_a_byte_that_rotted_on_a_follower_reaches_no_reader_and_is_mended_by_its_scrub(
+def test_bytes_that_rotted_on_a_follower_reach_no_reader_and_are_mended_by_reads_and_its_scrub(
     shard: ReplicatedShard, load: Load
 ) -> None:
     # A start reads the newest files, and refuses damage there: the first file must be older.
@@ -269,7 +269,10 @@ def test_a_byte_that_rotted_on_a_follower_reaches_no_reader_and_is_mended_by_its
     assert path.read_bytes() != twin.read_bytes()
     for _ in range(READERS):
         assert first_bodies(shard, "nearest") == bodies
+    # The readers told it.
+    until(lambda: path.read_bytes() == twin.read_bytes(), pause)
 
+    flip(path, path.read_bytes().index(bodies[ROTTEN + 1]) + 100)
     # The next pass of its scrub is due in hours. Without the note of the last one it begins with the process.
     old = wait_for_lease(shard, load, follower, "commit_log")
     (shard.paths.replica(0, follower) / "raymq" / "scrub").unlink(missing_ok=True)
