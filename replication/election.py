@@ -13,9 +13,9 @@ begins its epoch with an EPOCH record at its log's end. It confirms nothing befo
 because records of earlier epochs are not safe by their number of copies alone.
 
 A replica that is not complete (see `quorum`) votes, and its answers say so. It leads only if all replicas vote for it,
-and is complete once its EPOCH record is durable. Else it becomes complete when its log equals the leader's up to an end
-that the leader named after a check that began later and that all answered: otherwise the epoch of the leader may be
-over, or end by a vote that the replica has forgotten.
+and is complete once its EPOCH record is durable. As a follower it becomes complete when its log equals the leader's up
+to an end that the leader named after a check that began later and that all answered: otherwise the epoch of the leader
+may be over, or end by a vote that the replica has forgotten.
 
 A replica that an operator replaced has a new *generation*. Each replica keeps the newest one that it heard of, and
 takes nothing from a process of an older one. A check names them, so that all others know the new generation before the

@@ -51,7 +51,7 @@ class Follower(ReplicaRole):
 
     @property
     def visible_end(self) -> int:
-        """See `ReplicaRole.visible_end`. A leader before may have left more in the state."""
+        """See `ReplicaRole.visible_end`. An earlier leadership of this replica may have left more in the state."""
         return self._host.log.confirmed
 
     def step(self) -> None:

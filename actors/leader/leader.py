@@ -88,10 +88,11 @@ class Leader(ReplicaRole):
 
         rows = promises(host.config.flush, has_followers=host.has_followers)
         self._confirmed_end = rows["quorum"].confirmed_end
-        # Another leader's log may lack what a majority has not stored. Where none can be elected, nothing gets lost.
+        # Another leader's log may lack what no majority has stored. If no other can be elected, nothing is lost.
         self._lasting_end = rows[
             "quorum" if can_fail_over(len(host.members)) else "leader"
         ].acknowledged_end
+        store.inner_put.visible_end = lambda: self.visible_end
         self._note_confirmed()
         if host.has_followers:
             self._expect_acknowledged()

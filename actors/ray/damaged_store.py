@@ -94,7 +94,7 @@ def move_aside(
 def _forget_syncs(control: Path, *, files: Files) -> None:
     """Clear what the control block says of syncs: a failed one, or one that did not end, was of the moved store.
 
-    Else the next start would take the empty store for one whose sync has failed, and refuse it, too.
+    Otherwise the next start would take the empty store for one whose sync has failed, and refuse it, too.
     """
     block = ControlBlock.open(str(control), files=files)
     try:

@@ -30,7 +30,7 @@ def verify_slices(
 
     Args: `nearest`: the replicas from which the answer came; None: the leader.
     Raises: Unavailable when the shard does not answer, or when its copy is intact: the same fetch may succeed then.
-    So it is if a follower has answered: another replica answers the same fetch.
+    Unavailable, too, if a follower has answered: another replica answers the same fetch.
     """
     return [_verify_slice(part, routes, topic, shard, nearest) for part in found]
 

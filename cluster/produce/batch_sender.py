@@ -225,12 +225,13 @@ class BatchSender:
             future.finish(outcome)
         self._unanswered.discard(future)
 
-    def _note_refused(self, future: BatchFuture, row: int, error: RayMQError) -> None:
-        """Account for a message that the shard refused alone. A second call for one changes nothing."""
-        if future.refused is None or row not in future.refused:
-            failure = SendFailure(error)
-            future.refuse(row, failure)
-            self._failures.append(failure)
+    def _note_refused(self, future: BatchFuture, rows: tuple[int, ...], error: RayMQError) -> None:
+        """Account for messages that the shard refused alone. A second call for one changes nothing."""
+        known = future.refused or {}
+        failures = {row: SendFailure(error) for row in rows if row not in known}
+        future.refuse(failures)
+        self._failures.extend(failures.values())
+        self._statistics.add_refused(len(failures))
 
     def shard_sender_of(self, topic: str, queue_id: int) -> ShardSender | None:
         """The shard sender of a queue; None: nothing was sent to the shard."""
@@ -386,10 +387,16 @@ class SendStatistics:
         with self._lock:
             self._batches += 1
             self._messages += batch.rows
-            self._failed_messages += batch.rows if failed else len(batch.refused or ())
+            self._failed_messages += batch.rows if failed else 0
             self._bytes += batch.size
             self._queue_s += batch.closed_s - batch.begun_s
             self._ack_s += now_s - batch.closed_s
+
+    def add_refused(self, messages: int) -> None:
+        """Count messages that failed alone. Their batch is counted without them."""
+        with self._lock:
+            self._messages += messages
+            self._failed_messages += messages
 
     def read(self) -> dict[str, int | float]:
         """Counters and means; see `Producer.statistics`."""

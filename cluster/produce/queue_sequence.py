@@ -69,7 +69,8 @@ class QueueSequence:
     own_id: bool
     #: sequence of the next row
     next_sequence: int = 0
-    #: (sequence, rows) of batches that are certainly not stored: later sequences move down by these rows
+    #: (sequence, rows) of batches that are certainly not stored: later sequences move down by these rows, unless the
+    #: batches are resends
     unstored: list[tuple[int, int]] = field(default_factory=list)
     #: a batch was not stored since `close_up`: the shard refuses later batches because of the gap
     reordered: bool = False
@@ -81,8 +82,12 @@ class QueueSequence:
     resends: bool = False
 
     def unstored_before(self, sequence: int) -> int:
-        """Rows before a sequence that are certainly not stored."""
-        return sum(rows for start, rows in self.unstored if start < sequence)
+        """By how many rows a sequence moves down, because these are certainly not stored."""
+        return 0 if self.resends else sum(rows for start, rows in self.unstored if start < sequence)
+
+    def lacks_before(self, sequence: int) -> bool:
+        """Whether rows before a sequence are certainly not stored. The shard has refused all rows after such a gap."""
+        return any(start < sequence for start, _ in self.unstored)
 
     def begin_again(self) -> None:
         """Begin a sequence of a new producer id, which starts at 0."""

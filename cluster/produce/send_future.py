@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -63,6 +63,7 @@ class BatchFuture(Future[BatchReceipt]):
 
     def __init__(self, rows: int = 0, size: int = 0, closed_s: float = 0.0) -> None:
         super().__init__()
+        #: those that the shard did not refuse alone
         self.rows = rows
         #: bytes that it holds of the byte limit
         self.size = size
@@ -91,16 +92,17 @@ class BatchFuture(Future[BatchReceipt]):
             raise TimeoutError("no receipt yet; the send goes on, ask again") from None
         except RayMQError:
             if self.refused is not None and row is not None:
-                self.stored_row(row)
+                self.row_or_refusal(row)
             if self.failure is not None:
                 self.failure.observed = True
             raise
 
-    def refuse(self, row: int, failure: SendFailure) -> None:
-        """Note that the shard refused one row. The others get the outcome of the batch."""
-        self.refused = {**(self.refused or {}), row: failure}
+    def refuse(self, failures: Mapping[int, SendFailure]) -> None:
+        """Note that the shard refused some rows. The others get the outcome of the batch."""
+        self.refused = {**(self.refused or {}), **failures}
+        self.rows -= len(failures)
 
-    def stored_row(self, row: int) -> int:
+    def row_or_refusal(self, row: int) -> int:
         """The number of a row among those that were not refused. Raises: why it was refused; that counts as seen."""
         refused = self.refused or {}
         failure = refused.get(row)
@@ -194,7 +196,7 @@ class SendFuture:
     def _receipt(self, batch: BatchReceipt) -> Receipt:
         row = self._row
         if self._batch.refused is not None:
-            row = self._batch.stored_row(row)
+            row = self._batch.row_or_refusal(row)
         return Receipt(
             batch.topic,
             batch.queue_id,

@@ -13,8 +13,8 @@ Drain     When the shard refuses a batch, writing stops until all acks are in. S
           the batches that were not stored, and writing resumes. This is rare and may be slow.
 Late      A shard may read what a broken stream carried much later. If sequence numbers were closed up over a gap before
           such a batch, its old number would be another batch's. The queue then goes on under a new producer id.
-Rows      A refusal may name a row. If the rows are messages that were sent one by one, only that one fails, and the
-          batch is written again without it. Each refused row costs a drain.
+Rows      A refusal may name rows. If the rows are messages that were sent one by one, only these fail, and the batch
+          is written again without them. Each such refusal costs a drain.
 
 The window has no thread, clock or socket. Events are method calls with the time in milliseconds. They append their
 effects to the caller's list, so that an interrupted caller still has the effects decided until then.
@@ -24,10 +24,12 @@ writes them before it asks again.
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from raymq.cluster.transport.ask import (
@@ -37,6 +39,7 @@ from raymq.cluster.transport.ask import (
     leads_no_more,
     moved,
 )
+from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
@@ -66,7 +69,7 @@ STORAGE_FULL_MS = 2_000
 #: between two warnings that a batch is sent again
 WARN_PAUSE_MS = 60_000
 
-Consequence = Literal["resend", "fenced", "unknown", "fail", "fail_row"]
+Consequence = Literal["resend", "fenced", "unknown", "fail", "fail_rows"]
 
 
 @dataclass(eq=False)
@@ -82,10 +85,10 @@ class InFlightBatch:
     deadline_ms: int = 0
     #: of the first row; `add` sets it, unless the batch is sent again
     sequence: int = 0
-    #: its rows are messages that were sent one by one: a row that the shard refuses is none of the others' business
+    #: its rows are messages that were sent one by one: if the shard refuses some, the others are sent again
     is_separable: bool = False
-    #: rows that were taken out, by their numbers in `future`, in order
-    refused_rows: list[int] = field(default_factory=list)
+    #: the numbers in `future` of the rows in `data`; None: all rows of `future` are there
+    row_numbers: Int64s | None = None
     #: an earlier try may have stored it
     uncertain: bool = False
     #: the shard's answer when it did not know the outcome
@@ -95,13 +98,9 @@ class InFlightBatch:
     #: since when every answer to this batch was `full`
     full_since_ms: int | None = None
 
-    def take_out(self, row: int) -> int:
-        """Take a row out of the data. Returns: its number in `future`."""
-        self.data = _without(self.data, row)
-        for earlier in self.refused_rows:
-            row += earlier <= row
-        self.refused_rows = sorted([*self.refused_rows, row])
-        return row
+    def numbers(self) -> Int64s:
+        """The number in `future` of each row in `data`."""
+        return np.arange(self.data.num_rows) if self.row_numbers is None else self.row_numbers
 
     def note_full(self, answer: RayMQError, now_ms: int) -> None:
         """Note whether the shard answered that it has no room, and since when it does."""
@@ -120,12 +119,13 @@ def _consequence_of(error: RayMQError, batch: InFlightBatch) -> Consequence:
     fenced   a newer producer with the queue's id exists
     unknown  the sender does not know which rows of the queue the shard has stored
     fail     the batch is not stored
-    fail_row  one row fails, and the others are sent again
+    fail_rows  some rows fail, and the others are sent again
     """
-    if _refused_row(error, batch) is not None:
-        # The sequences of resends are fixed.
-        separates = batch.is_separable and batch.data.num_rows > 1 and not batch.queue.resends
-        return "fail_row" if separates else "fail"
+    rows = _refused_rows(error, batch)
+    if rows:
+        # Other sequences are fixed: those of resends, and those that the caller may use again after a restart.
+        separates = batch.is_separable and batch.queue.own_id and len(rows) < batch.data.num_rows
+        return "fail_rows" if separates else "fail"
     gap = _is_gap(error)
     if error.retriable or (gap and batch.queue.reordered):
         return "resend"
@@ -134,22 +134,27 @@ def _consequence_of(error: RayMQError, batch: InFlightBatch) -> Consequence:
     return "unknown" if gap or batch.uncertain or isinstance(error, Bug) else "fail"
 
 
-def _refused_row(error: RayMQError, batch: InFlightBatch) -> int | None:
-    """The row that a shard refuses; None: it names none.
+def _refused_rows(error: RayMQError, batch: InFlightBatch) -> list[int]:
+    """The rows that a shard refuses, in order; empty: it names none.
 
     If it names one, no row of the batch is stored, by earlier tries neither (`PutPath.check`).
     """
     row = error.fields.get("row") if isinstance(error, Rejected) else None
-    return row if isinstance(row, int) and 0 <= row < batch.data.num_rows else None
+    rows = error.fields.get("rows") or ([] if row is None else [row])
+    return sorted({each for each in rows if 0 <= each < batch.data.num_rows})
 
 
-def _without(data: pa.RecordBatch | SmallBatch, row: int) -> pa.RecordBatch | SmallBatch:
-    """The data without one of its rows, of which there are several."""
-    if isinstance(data, SmallBatch):
-        return data.without(row)
-    parts = [data.slice(0, row), data.slice(row + 1)]
-    (joined,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
-    return joined
+def _of_messages(error: RayMQError) -> RayMQError:
+    """A refusal as it concerns messages that were sent one by one: their callers know no rows."""
+    fields = {name: value for name, value in error.fields.items() if name not in ("row", "rows")}
+    return type(error)(re.sub(r"\brow \d+\b", "the message", error.message, count=1), **fields)
+
+
+def _note_unstored(batches: list[InFlightBatch]) -> None:
+    """Note which batches are certainly not stored: the shard refuses gaps, so no earlier try stored one after a gap."""
+    for batch in batches:
+        if batch.queue.lacks_before(batch.sequence):
+            batch.uncertain = False
 
 
 def _is_gap(error: RayMQError) -> bool:
@@ -167,12 +172,12 @@ class Complete(NamedTuple):
     outcome: BatchReceipt | RayMQError
 
 
-class RowRefused(NamedTuple):
-    """One row of a batch fails, and the batch has no outcome yet."""
+class RowsRefused(NamedTuple):
+    """Some rows of a batch fail, and the batch has no outcome yet."""
 
     batch: InFlightBatch
-    #: its number in the batch's future
-    row: int
+    #: their numbers in the batch's future
+    rows: tuple[int, ...]
     error: RayMQError
 
 
@@ -183,7 +188,7 @@ class WarnResend(NamedTuple):
     error: DeliveryUnknown
 
 
-Effects: TypeAlias = list[Complete | RowRefused | WarnResend]
+Effects: TypeAlias = list[Complete | RowsRefused | WarnResend]
 
 
 class SendWindow:
@@ -360,20 +365,17 @@ class SendWindow:
         queue = batch.queue
         consequence = _consequence_of(error, batch)
         if (
-            consequence in ("fail", "fail_row")
+            consequence in ("fail", "fail_rows")
             and batch.uncertain
             and self._retries_uncertain(queue)
         ):
-            # Its rows may be counted once those before it are: it is refused again then.
+            # The place of its rows depends on those before. Once these are settled, it is refused again.
             consequence = "resend"
         if consequence == "fail":
-            effects.append(Complete(batch, error))
+            effects.append(Complete(batch, _of_messages(error) if batch.is_separable else error))
             queue.unstored.append((batch.sequence, batch.data.num_rows))
-        elif consequence == "fail_row":
-            effects.append(RowRefused(batch, batch.take_out(error.fields["row"]), error))
-            # Later rows take over the sequence of the last one.
-            queue.unstored.append((batch.sequence + batch.data.num_rows, 1))
-            batch.uncertain = False
+        elif consequence == "fail_rows":
+            self._take_out(batch, _refused_rows(error, batch), error, effects)
             self._retry.append(batch)
         else:
             self._retry.append(batch)
@@ -384,7 +386,7 @@ class SendWindow:
             # After a bug the shard may have stored the batch.
             batch.uncertain = batch.uncertain or isinstance(error, Bug)
             queue.unknown_reason = error.message
-            if queue.resends and _is_gap(error):
+            if queue.resends and _is_gap(error) and not queue.lacks_before(batch.sequence):
                 queue.unknown_reason += "; resend the messages before it first"
         elif error.retriable:
             self._last_error = error
@@ -404,6 +406,21 @@ class SendWindow:
 
         queue.reordered = True
         self._queues_to_reorder.add(queue)
+
+    def _take_out(
+        self, batch: InFlightBatch, rows: list[int], error: RayMQError, effects: Effects
+    ) -> None:
+        """Let some rows of a batch fail, and keep the others."""
+        numbers = batch.numbers()
+        kept = np.setdiff1d(np.arange(len(numbers)), rows)
+        data = batch.data.take(pa.array(kept))
+
+        # An interrupted caller reports the refusal, and the batch is refused once more.
+        effects.append(RowsRefused(batch, tuple(numbers[rows].tolist()), _of_messages(error)))
+        # Later rows take over the sequences of the last ones.
+        batch.queue.unstored.append((batch.sequence + len(kept), len(rows)))
+        batch.data, batch.row_numbers = data, numbers[kept]
+        batch.uncertain = False
 
     def _retries_uncertain(self, queue: QueueSequence) -> bool:
         """Whether a batch of a queue is sent again that may be stored."""
@@ -499,8 +516,9 @@ class SendWindow:
         Batches that were certainly not stored give their sequence numbers to the batches after them.
         """
         batches = self._take_all()
-        # Of each queue the last one that a broken stream may still deliver.
-        on_broken_streams = {batch.queue: batch.sequence for batch in batches if batch.uncertain}
+        # Of each queue the last sequence that a broken stream may still deliver.
+        deliverable = {batch.queue: batch.sequence for batch in batches if batch.uncertain}
+        _note_unstored(batches)
         self.draining, self.moved_refusal, self._refused_for_now = False, None, False
         queues = {batch.queue for batch in batches} | self._queues_to_reorder
         self._queues_to_reorder = set()
@@ -517,8 +535,8 @@ class SendWindow:
                 )
         self._fail_or_wait(batches, now_ms, effects)
 
-        for queue, last_sequence in on_broken_streams.items():
-            if queue.unstored_before(last_sequence) and not queue.resends:
+        for queue, last_sequence in deliverable.items():
+            if queue.unstored_before(last_sequence):
                 self._begin_new_sequence(queue, now_ms, effects)
         for batch in self.waiting:
             batch.sequence -= batch.queue.unstored_before(batch.sequence)
@@ -528,7 +546,7 @@ class SendWindow:
     def _begin_new_sequence(self, queue: QueueSequence, now_ms: int, effects: Effects) -> None:
         """Let the batches of a queue wait under a new producer id: none of them is stored, as rows before are missing.
 
-        If that may not be, all of them fail.
+        If one of them may be stored, or the caller chose the producer id, all of them fail.
         """
         if queue.unknown_reason is not None:
             return
@@ -550,10 +568,10 @@ class SendWindow:
 
     def _fail_or_wait(self, batches: list[InFlightBatch], now_ms: int, effects: Effects) -> None:
         """Complete the batches that fail now. The others wait again."""
+        # As in `_note_unstored`, of gaps that begin here. Resends need not come in the order of their sequences.
         queues_with_gaps: set[QueueSequence] = set()
         for batch in batches:
             if batch.queue in queues_with_gaps:
-                # The shard refuses gaps, so no earlier try can have stored a batch after one.
                 batch.uncertain = False
 
             error = self._failure(batch, now_ms)
@@ -561,7 +579,7 @@ class SendWindow:
                 self.waiting.append(batch)
             else:
                 effects.append(Complete(batch, error))
-                if not batch.uncertain:
+                if not (batch.uncertain or batch.queue.resends):
                     queues_with_gaps.add(batch.queue)
                 self._note_failed(batch, error)
 
@@ -573,13 +591,15 @@ class SendWindow:
             # The caller chose this id and may restart with it. If later rows took the lost rows' numbers, the restart
             # would send other rows under those numbers.
             queue.fence_error = error
-        if queue.unknown_reason is None:
+        if queue.unknown_reason is None and not batch.uncertain:
             queue.unstored.append((batch.sequence, batch.data.num_rows))
 
     def _failure(self, batch: InFlightBatch, now_ms: int) -> RayMQError | None:
         """Why a batch fails now; None: it is sent again."""
         queue = batch.queue
         if queue.fence_error is not None:
+            if batch.uncertain and not isinstance(queue.fence_error, Fenced):
+                return self._delivery_unknown(batch, queue.fence_error.message)
             return queue.fence_error
 
         late = now_ms >= batch.deadline_ms
@@ -634,6 +654,7 @@ class SendWindow:
         batches = self._take_all()
         for batch in batches:
             batch.queue.unknown_reason = batch.queue.unknown_reason or "the producer was closed"
+        _note_unstored(batches)
         for batch in batches:
             error = self._failure(batch, 0)
             if error is not None:

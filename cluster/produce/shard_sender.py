@@ -24,7 +24,7 @@ from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
 from .send_future import BatchFuture, wake_callers
-from .send_window import Complete, Effects, InFlightBatch, RowRefused, SendWindow, WarnResend
+from .send_window import Complete, Effects, InFlightBatch, RowsRefused, SendWindow, WarnResend
 
 logger = logging.getLogger("raymq.producer")
 
@@ -42,12 +42,13 @@ class ShardSender:
         config: ProducerConfig,
         *,
         on_outcome: Callable[[BatchFuture, BatchReceipt | RayMQError], None],
-        on_refused: Callable[[BatchFuture, int, RayMQError], None],
+        on_refused: Callable[[BatchFuture, tuple[int, ...], RayMQError], None],
         on_answered: Callable[[ShardSender], None],
         clock: Clock,
     ) -> None:
         """Args: `on_outcome`: sets the outcome of a future, outside the lock. It may be called twice for one.
 
+        `on_refused`: notes rows that fail while the batch is sent again. It may be called twice for one, too.
         `on_answered` is called after outcomes, outside the lock: `answered_up_to` may have moved.
         """
         self._routes = routes
@@ -372,8 +373,8 @@ class ShardSender:
         for effect in effects:
             if isinstance(effect, Complete):
                 self._on_outcome(effect.batch.future, effect.outcome)
-            elif isinstance(effect, RowRefused):
-                self._on_refused(effect.batch.future, effect.row, effect.error)
+            elif isinstance(effect, RowsRefused):
+                self._on_refused(effect.batch.future, effect.rows, effect.error)
             else:
                 self._warn(effect)
         wake_callers(finished)

@@ -116,9 +116,9 @@ class NearestReplicas:
         self._retries[replica] = Retry(self.clock.monotonic_ms() + pause_ms, pause_ms)
 
     def reject_answer(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Leave the follower that answered last, because this message arrived damaged. It is told to check its copy.
+        """Leave the follower that answered last, because this message arrived damaged from there.
 
-        It mends what it finds damaged. Returns: whether a follower answered last.
+        The follower checks its copy, and mends what is damaged. Returns: whether a follower answered last.
         """
         answered = self._answered
         if answered is None:

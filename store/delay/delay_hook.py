@@ -9,7 +9,8 @@ more of them if more messages wait. RayMQ refuses them from the limit on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -184,12 +185,15 @@ class DelayHook(PutHook):
         wrong = pc.match_substring_regex(properties, f"(?s:{_WRONG})")
         missing = out.null_count + topic.null_count + queue.null_count
         if request.queue_id or missing or pc.any(wrong).as_py():
+            faulty = pc.or_(wrong, pc.or_(out.is_null(), pc.or_(topic.is_null(), queue.is_null())))
+            named = {} if request.queue_id else {"row": pc.index(faulty, True).as_py()}
             raise error_of(
                 PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
                 "messages of the timer topic need TIMER_OUT_MS, REAL_TOPIC and REAL_QID, once each, and none of the "
                 "shard's own TIMER_ properties; send with deliver_at_ms instead",
                 field="properties",
                 limit="TIMER_OUT_MS, REAL_TOPIC, REAL_QID",
+                **named,
             )
 
         if not request.was_staged:
@@ -197,9 +201,10 @@ class DelayHook(PutHook):
 
         for raw in pc.unique(topic).to_pylist():
             rows = pc.equal(topic, raw)
-            queue_ids = queue.filter(rows).cast(pa.string()).cast(pa.int64())
-            name = raw.decode("utf-8", "replace")
-            check_target(name, pc.max(queue_ids).as_py(), topics)
+            queue_ids = queue.filter(rows).cast(pa.string()).cast(pa.int64()).to_numpy()
+            name, highest = raw.decode("utf-8", "replace"), int(queue_ids.argmax())
+            with _naming(int(np.flatnonzero(rows.to_numpy(zero_copy_only=False))[highest])):
+                check_target(name, int(queue_ids[highest]), topics)
             if topics[name].compacted:
                 check_keys(name, batch, rows)
         return batch
@@ -207,9 +212,21 @@ class DelayHook(PutHook):
     def _check_times(self, out_ms: Int64s) -> None:
         """Refuse seconds that are too far away, or for which too many messages wait."""
         now_ms = self._clock.now_ms() + CLOCKS_DIFFER_MS
-        check_deliver_at(int(np.max(out_ms)) + PRECISION_MS, now_ms, self._config)
+        row = int(np.argmax(out_ms))
+        with _naming(row):
+            check_deliver_at(int(out_ms[row]) + PRECISION_MS, now_ms, self._config)
         for time_ms in np.unique(out_ms - out_ms % PRECISION_MS).tolist():
             check_congestion(time_ms, self.waiting, self._config)
+
+
+@contextmanager
+def _naming(row: int) -> Iterator[None]:
+    """Let the refusal of the block name a row, so that a producer can send the others."""
+    try:
+        yield
+    except Rejected as error:
+        error.fields["row"] = row
+        raise
 
 
 def _extracted(properties: pa.Array, pattern: str) -> pa.Array:

@@ -658,13 +658,11 @@ class MessageStore:
 
     def confirmed_topics(self, confirmed: int) -> list[TopicInfo]:
         """The topics below a confirmed end: those of `state.topics` may get lost with a leader that is cut off."""
-        with self.put_lock:
-            return self.state.confirmed_topics(confirmed)
+        return self.state.confirmed_topics(confirmed)
 
     def confirmed_offsets(self, group: str, topic: str, confirmed: int) -> dict[int, int]:
         """queue -> a group's next offset, below a confirmed end: as `confirmed_topics`."""
-        with self.put_lock:
-            return self.state.confirmed_offsets(group, topic, confirmed)
+        return self.state.confirmed_offsets(group, topic, confirmed)
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""

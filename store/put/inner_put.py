@@ -59,6 +59,8 @@ class InnerPut:
         self._check_leads = check_leads
         #: the epoch whose EPOCH record could not be appended yet
         self._unfinished_epoch: int | None = None
+        #: the physical offset below which readers see topics and offsets. A leader sets its own rule.
+        self.visible_end: Callable[[], int] = lambda: self._log.confirmed
 
     def put_state_record(self, kind: str, body: bytes) -> AppendedRows:
         """Append one record of the internal topic and apply it to the state. Raises: as `PutPath.append`."""
@@ -130,7 +132,7 @@ class InnerPut:
         encoded = self._records.encode_state_record(kind, body)
         self._snapshots.make_room(encoded.size)
         (appended,) = self._records.append([encoded], self._records.next_store_time_ms())
-        self._state.apply_appended(kind, body, appended.end_offset, self._log.confirmed)
+        self._state.apply_appended(kind, body, appended.end_offset, self.visible_end())
         return appended
 
     def begin_next_file(self) -> AppendedRows:

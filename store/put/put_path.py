@@ -94,7 +94,7 @@ class PutPath:
             self._stats.note_failed()
             after_batch(self._hooks, request, None)
             if "row" in error.fields and self._is_stored(request):
-                # The limits were others at that time.
+                # Other limits applied at that time.
                 del error.fields["row"]
             raise
 

@@ -6,6 +6,7 @@ RocketMQ stores them, and no reader ever gets them: reads of such a topic use th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,20 +17,25 @@ from raymq.store.base.status import PutStatus
 from .keys import KEYS, key_column
 from .small_batch import SmallBatch
 
+#: rows that one refusal names
+ROWS_NAMED_MAX = 4096
+
 
 def check_keys(
     topic: str, batch: pa.RecordBatch | SmallBatch, rows: pa.BooleanArray | None = None
 ) -> None:
-    """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL).
+    """Refuse messages without KEYS for a compaction topic. Raises: Rejected (MESSAGE_ILLEGAL) naming them in `rows`.
 
     Args: `rows`: the rows that go to that topic; None: all.
     """
     if isinstance(batch, SmallBatch):
         batch = batch.to_batch()
     bare = key_column(batch.column("properties")).is_null()
-    row = pc.index(bare if rows is None else pc.and_(bare, rows), True).as_py()
-    if row >= 0:
-        raise _without_key(topic, f"row {row}", row=row)
+    found = pc.indices_nonzero(bare if rows is None else pc.and_(bare, rows))
+    if len(found):
+        # Producers send the other rows again: one by one, that takes a round trip for each.
+        named = found.slice(0, ROWS_NAMED_MAX).to_pylist()
+        raise _without_key(topic, f"row {named[0]}", row=named[0], rows=named)
 
 
 def check_key(topic: str, properties: Mapping[str, str]) -> None:
@@ -38,7 +44,7 @@ def check_key(topic: str, properties: Mapping[str, str]) -> None:
         raise _without_key(topic, "the message")
 
 
-def _without_key(topic: str, what: str, **fields: int) -> Rejected:
+def _without_key(topic: str, what: str, **fields: Any) -> Rejected:
     return Rejected(
         f"{what} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
         field="KEYS",

@@ -52,9 +52,10 @@ class SmallBatch(NamedTuple):
         """The number of rows. A RecordBatch has the same attribute."""
         return len(self.bodies)
 
-    def without(self, row: int) -> SmallBatch:
-        """A batch of the other rows."""
-        return SmallBatch(*([*column[:row], *column[row + 1 :]] for column in self))
+    def take(self, rows: pa.Array) -> SmallBatch:
+        """A batch of these rows. A RecordBatch has the same method."""
+        wanted = rows.to_pylist()
+        return SmallBatch(*([column[row] for row in wanted] for column in self))
 
     def to_batch(self) -> pa.RecordBatch:
         """The same as a batch of PUT_SCHEMA."""

@@ -247,21 +247,24 @@ class ShardState:
         return known + 1
 
     def confirmed_topics(self, confirmed: int) -> list[TopicInfo]:
-        """The topics below the confirmed end. Args: `confirmed`: that end, as physical offset."""
+        """The topics below the confirmed end. Args: `confirmed`: that end, as physical offset. Callers: any thread."""
         seen = self._replaced_topics.confirmed_value
-        found = [seen(name, topic, confirmed) for name, topic in self.topics.items()]
+        found = [seen(name, topic, confirmed) for name, topic in list(self.topics.items())]
         return [topic for topic in found if topic is not None]
 
     def confirmed_offsets(self, group: str, topic: str, confirmed: int) -> dict[int, int]:
-        """queue -> next offset to consume, below the confirmed end. Args: `confirmed`: that end, as physical offset."""
+        """queue -> next offset to consume, below the confirmed end.
+
+        Args: `confirmed`: that end, as physical offset. Callers: any thread.
+        """
         key = group, topic
-        now = self.offsets.get(key)
+        now = dict(self.offsets.get(key, {}))
         return dict(self._replaced_offsets.confirmed_value(key, now, confirmed) or {})
 
     def apply_appended(self, kind: str, body: bytes, end: int, confirmed: int) -> None:
         """Account for a state record that a leader has appended. Readers see it from the confirmation of its end on.
 
-        Args: `end`: of the record; `confirmed`: the confirmed end by now; both are physical offsets.
+        Args: `end`: of the record. `confirmed`: readers see everything below by now. Both are physical offsets.
         """
         if kind == TOPIC:
             name = json.loads(body)["name"]

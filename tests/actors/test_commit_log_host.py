@@ -41,6 +41,7 @@ from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records import record
 from raymq.store.records.requests import FetchRequest, PutRequest
+from raymq.store.state.unconfirmed import REPLACED_MAX
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm_only
@@ -631,6 +632,19 @@ def test_offsets_are_seen_once_they_are_confirmed(shard: Shard) -> None:
     assert host.call(*asked) == {"0": 1}
     confirm_only(store)
     assert host.call(*asked) == {"0": 3, "1": 1}
+
+
+def test_the_last_of_many_offsets_that_the_leader_has_synced_is_seen(shard: Shard) -> None:
+    # As of a mirror whose follower is away: nothing is confirmed for a long time.
+    host = shard.open()
+    store = host.store
+    store.create_topic("t", 4, [0])
+    for offset in range(2 * REPLACED_MAX):
+        store.commit_offsets("g", "t", {0: offset})
+        store.log.sync()
+    store.commit_offsets("g", "t", {0: 1000})
+    store.commit_offsets("g", "t", {0: 1001})
+    assert host.call("offsets", {"group": "g", "topic": "t"}) == {"0": 2 * REPLACED_MAX - 1}
 
 
 def test_topics_are_listed_once_they_are_confirmed(shard: Shard) -> None:

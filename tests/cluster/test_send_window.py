@@ -18,7 +18,7 @@ from raymq.cluster.produce.send_window import (
     Complete,
     Effects,
     InFlightBatch,
-    RowRefused,
+    RowsRefused,
     SendWindow,
     WarnResend,
 )
@@ -462,9 +462,9 @@ def test_of_messages_sent_one_by_one_only_the_refused_one_fails() -> None:
     effects: Effects = []
     window.ack(refused(1, ROW_1), 0, effects)
     window.ack(refused(2, GAP), 0, effects)
-    assert [(each.row, each.error.message) for each in effects if isinstance(each, RowRefused)] == [
-        (1, "row 1 is wrong")
-    ]
+    (told,) = [each for each in effects if isinstance(each, RowsRefused)]
+    assert (told.rows, told.error.message) == ((1,), "the message is wrong")
+    assert told.error.fields == {"field": "KEYS", "limit": "a key"}
     assert outcomes(effects) == []
     assert window.begin_resume() == 0, "no pause helps"
     assert not window.resume(0, effects)
@@ -475,7 +475,20 @@ def test_of_messages_sent_one_by_one_only_the_refused_one_fails() -> None:
 
     # The shard counts from the rows that it got.
     window.ack(refused(1, ROW_1), 0, effects)
-    assert [each.row for each in effects if isinstance(each, RowRefused)] == [1, 2]
+    assert [each.rows for each in effects if isinstance(each, RowsRefused)] == [(1,), (2,)]
+
+
+def test_a_refusal_may_name_several_rows() -> None:
+    window, queue = make_window(), make_queue()
+    add_rows(window, queue, b"bad", b"b", b"bad", b"d", b"bad")
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, Rejected("x", field="KEYS", row=0, rows=[0, 2, 4])), 0, effects)
+    assert [each.rows for each in effects if isinstance(each, RowsRefused)] == [(0, 2, 4)]
+    assert outcomes(resume(window)) == []
+    (written,) = write_all(window)
+    assert bodies_in(written) == (b"b", b"d")
+    assert queue.next_sequence == 2
 
 
 def test_columns_are_refused_together() -> None:
@@ -538,8 +551,89 @@ def test_a_queue_that_cannot_go_on_under_a_new_producer_id_fails(
     assert found == {
         1: "DeliveryUnknown" if may_be_stored else "BatchReceipt",
         2: "Rejected",
-        3: "DeliveryUnknown",
+        # The shard refuses it for ever, because rows before it are missing: it must not be sent again as it was.
+        3: "Unavailable",
     }
+
+
+def test_a_batch_after_a_refused_one_is_certainly_not_stored_even_if_its_time_is_up() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(3):
+        add(window, queue, rows=2)
+    write_all(window)
+    effects: Effects = []
+    window.ack(stored(1, 2), 0, effects)
+    window.ack(refused(2, Rejected("x", field="body")), 0, effects)
+    window.broke(Unavailable("cut"), DELIVERY_MS, effects)
+    assert dict(outcomes(effects))[3] == "Unavailable"
+
+
+def test_a_batch_after_a_refused_one_is_certainly_not_stored_when_the_producer_closes() -> None:
+    window, queue = make_window(), make_queue()
+    for _ in range(2):
+        add(window, queue)
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, Rejected("x", field="body")), 0, effects)
+    window.close(effects)
+    assert dict(outcomes(effects)) == {1: "Rejected", 2: "Rejected"}
+
+
+def test_the_sequence_of_a_resend_stays_when_one_before_it_is_refused() -> None:
+    window = make_window()
+    queue = QueueSequence("t", 0, 7, 0, False, resends=True)
+    futures = []
+    for sequence in (5, 6):
+        sent = InFlightBatch(queue, batch([b"x"]), 1, "quorum", BatchFuture())
+        sent.sequence, sent.uncertain = sequence, True
+        window.add(sent, 0)
+        futures.append(sent.future)
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, Rejected("x", field="KEYS", row=0)), 0, effects)
+    window.ack(refused(2, GAP), 0, effects)
+    window.resume(0, effects)
+    assert numbers(write_all(window)) == [(2, 6)]
+    window.ack(refused(2, GAP), 0, effects)
+    window.resume(0, effects)
+    # The shard never gets the row before it, so that nothing of it is stored.
+    assert dict(outcomes(effects)) == {1: "Rejected", 2: "Unavailable"}
+    assert futures[1].unknown_batch is None
+
+
+def test_a_resend_that_fails_says_nothing_of_one_with_an_earlier_sequence() -> None:
+    window = make_window()
+    queue = QueueSequence("t", 0, 7, 0, False, resends=True)
+    queue.unstored.append((7, 1))
+    for sequence in (8, 3):
+        sent = InFlightBatch(queue, batch([b"x"]), 1, "quorum", BatchFuture())
+        sent.sequence, sent.uncertain = sequence, True
+        window.add(sent, 0)
+    write_all(window)
+    effects: Effects = []
+    window.ack(refused(1, GAP), 0, effects)
+    window.broke(Unavailable("cut"), 0, effects)
+    assert dict(outcomes(effects)) == {1: "Unavailable", 2: "DeliveryUnknown"}
+
+
+def test_a_batch_that_may_be_stored_stays_unknown_when_another_one_fences_its_queue() -> None:
+    window, queue = make_window(), make_queue(own_id=False)
+    for _ in range(3):
+        add(window, queue)
+    write_all(window)
+    late = DeliveryUnknown("late", status="FLUSH_DISK_TIMEOUT")
+    effects: Effects = []
+    window.ack(refused(1, late), 0, effects)
+    window.ack(refused(2, StorageFull("full")), 0, effects)
+    window.broke(Unavailable("cut"), 0, effects)
+    window.connected(None)
+    write_all(window)
+    window.ack(refused(1, late), STORAGE_FULL_MS, effects)
+    window.ack(refused(2, StorageFull("full")), STORAGE_FULL_MS, effects)
+    window.ack(refused(3, GAP), STORAGE_FULL_MS, effects)
+    window.begin_resume()
+    window.resume(STORAGE_FULL_MS, effects)
+    assert dict(outcomes(effects))[1] == "DeliveryUnknown"
 
 
 # --- random interleavings -------------------------------------------------------------------------
@@ -560,7 +654,10 @@ def bodies_in(each: InFlightBatch) -> tuple[bytes, ...]:
 def content_error(bodies: tuple[bytes, ...]) -> Rejected | None:
     """What the shard says of rows that it never stores."""
     wrong = [row for row, body in enumerate(bodies) if body.endswith(BAD)]
-    return Rejected("x", field="KEYS", row=wrong[0]) if wrong else None
+    if not wrong:
+        return None
+    named = {"rows": wrong} if len(bodies) % 2 else {}
+    return Rejected("x", field="KEYS", row=wrong[0], **named)
 
 
 @dataclass
@@ -680,10 +777,11 @@ class World:
             if isinstance(effect, Complete):
                 assert effect.batch.future not in self.outcome_of, "two outcomes"
                 self.outcome_of[effect.batch.future] = effect.outcome
-            elif isinstance(effect, RowRefused):
+            elif isinstance(effect, RowsRefused):
                 _, bodies = self.bodies_of[effect.batch.future]
-                assert bodies[effect.row].endswith(BAD), "another row was refused"
-                self.refused.append(bodies[effect.row])
+                for row in effect.rows:
+                    assert bodies[row].endswith(BAD), "another row was refused"
+                    self.refused.append(bodies[row])
 
     # --- the shard's side -------------------------------------------------------------------------
 
@@ -739,7 +837,7 @@ class World:
     def finish(self) -> None:
         """No more faults: everything gets an outcome."""
         self.faults = 0.0
-        self.broken.clear()
+        self.broken = []
         for _ in range(10_000):
             if len(self.outcome_of) == len(self.bodies_of):
                 return
@@ -752,6 +850,10 @@ class World:
         for number, rows in enumerate(self.rows):
             added = [int(body.split(b"/")[1]) for body in rows]
             assert added == sorted(set(added)), f"queue {number}: {added}"
+        self.check_outcomes()
+
+    def check_outcomes(self) -> None:
+        """Every outcome is true."""
         for future, (number, bodies) in self.bodies_of.items():
             outcome = self.outcome_of[future]
             found = [body for body in bodies if body in self.rows[number]]
@@ -775,6 +877,89 @@ def test_in_any_interleaving_order_is_kept_and_nothing_is_lost_or_stored_twice(b
             raise AssertionError(f"seed {seed}: {error}") from error
         kinds |= {type(outcome).__name__ for outcome in world.outcome_of.values()}
     assert {"BatchReceipt", "DeliveryUnknown", "Rejected", "Unavailable"} <= kinds
+
+
+# --- callers send again what is unknown -----------------------------------------------------------
+
+
+class ResendingWorld(World):
+    """Streams break often, and the shard reads what they carried much later. Callers resend what is unknown."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.resend_queues: dict[tuple[int, int], QueueSequence] = {}
+        #: futures of batches that were sent again, or are resends
+        self.resent: set[BatchFuture] = set()
+
+    def resend(self) -> None:
+        for future, outcome in list(self.outcome_of.items()):
+            lost = future.unknown_batch
+            if lost is None or not isinstance(outcome, DeliveryUnknown) or future in self.resent:
+                continue
+            queue = self.resend_queues.setdefault(
+                (lost.queue_id, lost.producer_id),
+                QueueSequence("t", lost.queue_id, lost.producer_id, 0, False, resends=True),
+            )
+            again = BatchFuture()
+            sent = InFlightBatch(queue, lost.batch, lost.batch.num_rows, "quorum", again)
+            sent.sequence, sent.uncertain = lost.sequence, True
+            self.window.add(sent, self.now_ms)
+            self.resent |= {future, again}
+            self.bodies_of[again] = (lost.queue_id, bodies_in(sent))
+            return
+
+    def serve(self) -> None:
+        streams = [each for each in [self.stream, *self.broken] if each and each.requests]
+        if streams:
+            # The newest one as a rule.
+            late = self.random.random() < 0.1
+            stream = self.random.choice(streams) if late else streams[0]
+            stream.acks.append(self.answer(*stream.requests.popleft()))
+
+    def answer(
+        self, number: int, queue_id: int, producer_id: int, sequence: int, bodies: tuple[bytes, ...]
+    ) -> dict[str, Any]:
+        known = self.sequences.get((producer_id, queue_id), [])
+        if content_error(bodies) is not None and sequence < len(known):
+            # As `PutPath.check`: something is stored under its sequence.
+            return refused(number, Rejected("x", field="KEYS"))
+        return super().answer(number, queue_id, producer_id, sequence, bodies)
+
+    def run(self, steps: int) -> None:
+        actions = [self.add, self.connect, self.write, self.write, self.serve, self.serve]
+        actions += [self.read_ack, self.read_ack, self.tick, self.resend]
+        for _ in range(steps):
+            if self.random.random() < 0.08:
+                self.break_stream()
+            self.random.choice(actions)()
+        self.finish()
+
+    def finish(self) -> None:
+        broken = self.broken
+        super().finish()
+        self.stream, self.broken = None, broken
+        while any(each.requests for each in broken):
+            self.serve()
+
+    def check(self) -> None:
+        """Nothing is stored twice, and every outcome is true. A resend comes later than it was sent first."""
+        for number, rows in enumerate(self.rows):
+            assert len(set(rows)) == len(rows), f"queue {number}: stored twice"
+        self.check_outcomes()
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_what_is_sent_again_and_what_comes_late_is_stored_once(block: int) -> None:
+    resent = 0
+    for seed in range(block * 100, block * 100 + 100):
+        world = ResendingWorld(seed)
+        try:
+            world.run(300)
+            world.check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        resent += len(world.resent)
+    assert resent > 40
 
 
 # --- the leader changes ---------------------------------------------------------------------------

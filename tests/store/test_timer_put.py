@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from raymq.store.base.errors import Rejected, Unavailable
@@ -77,7 +78,7 @@ def test_a_row_that_goes_alone_is_checked_and_delivered_too(world):
     assert [(each.body, each.queue) for each in world.arrived()] == [(b"x", 1)]
 
 
-@pytest.mark.parametrize(
+WRONG = pytest.mark.parametrize(
     ("change", "field"),
     [
         ({"TIMER_OUT_MS": None}, "properties"),
@@ -93,6 +94,9 @@ def test_a_row_that_goes_alone_is_checked_and_delivered_too(world):
         ({"TIMER_OUT_MS": str(START_MS + 4 * 86_400_000)}, "deliver_at_ms"),
     ],
 )
+
+
+@WRONG
 def test_a_batch_that_could_not_be_delivered_is_refused_whole(world, change, field):
     properties = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
     end = world.store.log.end
@@ -100,6 +104,17 @@ def test_a_batch_that_could_not_be_delivered_is_refused_whole(world, change, fie
         put(world, properties, rows=3)
     assert caught.value.field == field
     assert world.store.log.end == end
+
+
+@WRONG
+def test_the_refusal_of_a_batch_names_its_wrong_row(world, change, field):
+    wrong = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
+    rows = pa.concat_batches(
+        [batch([b"x"], properties=encode(each)) for each in (GOOD, GOOD, wrong, GOOD)]
+    )
+    with pytest.raises(Rejected) as caught:
+        world.store.put(PutRequest(TIMER_TOPIC, 0, rows, 77, 0, 0, "quorum"))
+    assert (caught.value.field, caught.value.row) == (field, 2)
 
 
 def test_a_property_that_occurs_twice_is_refused(world):

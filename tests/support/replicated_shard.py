@@ -103,7 +103,7 @@ class ReplicatedShard:
         for replica in self.replicas:
             with contextlib.suppress(RayMQError):
                 facts = self.status(replica)
-                if facts["mode"] == "leader" and facts["writable"]:
+                if facts["mode"] == "leader" and facts.get("writable"):
                     epochs[replica] = facts["epoch"]
         return max(epochs, key=lambda each: epochs[each], default=None)
 

@@ -221,6 +221,8 @@ class World:
 
         #: every byte that was ever confirmed
         self.confirmed = b""
+        #: epoch -> the end that its leader has confirmed
+        self.confirmed_ends: dict[int, int] = {}
         #: the messages in them
         self.stored = ShardState()
         #: epoch -> its leader
@@ -353,6 +355,7 @@ class World:
     def forget_lost(self, end: int) -> None:
         """What was confirmed after `end` is lost. Producers whose sequences have a gap now begin anew."""
         self.confirmed = self.confirmed[:end]
+        self.confirmed_ends = {epoch: min(each, end) for epoch, each in self.confirmed_ends.items()}
         self.stored.cut(end)
         self.acked_end = min(self.acked_end, end)
         for producer in list(self.producers):
@@ -455,7 +458,10 @@ class World:
         known = self.leaders.setdefault(epoch, node.process)
         if known != node.process:
             raise Broken(f"epoch {epoch} has the leaders {known} and {node.process}")
-        if len(node.log.data) < len(self.confirmed) or not node.log.equals(self.confirmed):
+        # A leader that is elected late, after one of a later epoch, confirms nothing.
+        ends = [end for before, end in self.confirmed_ends.items() if before < epoch]
+        needed = self.confirmed[: max(ends, default=0)]
+        if len(node.log.data) < len(needed) or not node.log.equals(needed):
             raise Broken(f"leader {node.id} of epoch {epoch} lacks confirmed bytes")
 
         assert node.receiver is not None
@@ -514,6 +520,8 @@ class World:
         """The leader's log is confirmed up to an end: it extends what was confirmed, and changes none of it."""
         log = node.log
         log.advance_confirmed(end)
+        assert node.replica is not None
+        self.confirmed_ends[node.replica.epoch] = end
         if not log.equals(self.confirmed[:end]):
             raise Broken(f"replica {node.id} confirms other bytes than were confirmed before")
         if end > len(self.confirmed):
