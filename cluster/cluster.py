@@ -252,7 +252,7 @@ class Cluster:
         "nullable"}. One that allows null values has "allow_null_values": True.
         """
         if can_fail_over(self.replicas):
-            # A replica that has led before answers, too, and may be behind now, or have lost its disk.
+            # A former leader answers, too. It may lack the newest topics, or have lost its disk.
             self._find(range(self.shards))
         found = self.call(None, "topics", {})
         named = [shard for facts in found.values() for shard in facts["shards"]]

@@ -1,7 +1,7 @@
 """Compares every fetched record with its CRC before the program sees it.
 
 The comparison covers the disk, the shard's memory and the network. After a mismatch the leader is asked whether its own
-copy is damaged, and in which file. A follower is told to check and mend its copy, and another replica is read.
+copy is damaged, and in which file. A follower is asked to check and mend its copy, and another replica is read.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ def test_a_damaged_copy_of_a_follower_is_read_from_another_replica_and_checked(
         monkeypatch.setattr(store, "check_record", lambda *place: checked.append(place))
     assert read(make(), 50) == bodies(0, 50)
     assert shard.fetches[0] > 0
-    # Each follower was told which message it has to check and mend.
+    # The reader has asked each follower to check that message.
     until(lambda: len(checked) == len(shard.followers), pause)
     assert set(checked) == {("t", 0, 30)}
 

@@ -462,9 +462,9 @@ def test_of_messages_sent_one_by_one_only_the_refused_one_fails() -> None:
     effects: Effects = []
     window.ack(refused(1, ROW_1), 0, effects)
     window.ack(refused(2, GAP), 0, effects)
-    (told,) = [each for each in effects if isinstance(each, RowsRefused)]
-    assert (told.rows, told.error.message) == ((1,), "the message is wrong")
-    assert told.error.fields == {"field": "KEYS", "limit": "a key"}
+    (rows_refused,) = [each for each in effects if isinstance(each, RowsRefused)]
+    assert (rows_refused.rows, rows_refused.error.message) == ((1,), "the message is wrong")
+    assert rows_refused.error.fields == {"field": "KEYS", "limit": "a key"}
     assert outcomes(effects) == []
     assert window.begin_resume() == 0, "no pause helps"
     assert not window.resume(0, effects)

@@ -269,7 +269,7 @@ def test_bytes_that_rotted_on_a_follower_reach_no_reader_and_are_mended_by_reads
     assert path.read_bytes() != twin.read_bytes()
     for _ in range(READERS):
         assert first_bodies(shard, "nearest") == bodies
-    # The readers told it.
+    # The readers have asked the follower to check these records.
     until(lambda: path.read_bytes() == twin.read_bytes(), pause)
 
     flip(path, path.read_bytes().index(bodies[ROTTEN + 1]) + 100)
@@ -513,7 +513,7 @@ def test_a_leader_is_elected_without_rays_gcs_and_all_is_there_in_the_next_ray(
         kill([pid])
         assert wait_for_leader(shard, but=leader) != leader
         wait_for_writes(load)
-        # The lost process is not started again: there is no GCS.
+        # Ray starts no process again without its GCS.
         with pytest.raises(RayMQError):
             shard.status(leader)
     shard.start()

@@ -442,9 +442,13 @@ class LoadWithRefusals(Load):
 
     @contextmanager
     def _producer(self, acks: Acks) -> Iterator[Producer]:
-        # The end of its block raises what failed in it, which `_note` has seen.
-        with suppress(Rejected), super()._producer(acks) as sender:
+        sender = self._cluster.producer(acks=acks)
+        try:
             yield sender
+        finally:
+            # It raises a refusal that `_note` has not seen yet. One in the block is a failure of the load.
+            with suppress(Rejected):
+                sender.close()
 
     def _send(
         self, sender: Producer, producer: int, queue: int
