@@ -55,7 +55,7 @@ class ElectionLimits:
     #: a follower that hears no leader for this long, and up to as long again, asks for votes
     election_ms: int = 1_000
     #: between two checks of a leader, which are its heartbeats too
-    heartbeat_ms: int = 300
+    heartbeat_ms: int = 400
     #: a leader that no majority answers for this long steps down
     majority_silence_ms: int = 2_000
     #: a leader whose log streams reach no majority for this long lets another replica lead. Each such leadership that
@@ -559,6 +559,19 @@ class ElectionMachine:
         elif isinstance(message, TakeOver) and self._may_be_candidate and self.ballot.is_complete:
             self._ask_votes(self.epoch + 1)
 
+    def wait_ms(self, now_ms: int) -> int:
+        """How long `step` may stay uncalled without an event."""
+        limits = self._limits
+        if self.state is ElectionState.LEADER:
+            due_ms = self._leadership.checked_ms + self._check_ms
+        elif not self.ballot.is_complete:
+            due_ms = self._join_sent_ms + limits.retry_ms
+        elif self._may_be_candidate:
+            due_ms = self._election_ms or 0
+        else:
+            return limits.election_ms
+        return max(0, due_ms - now_ms)
+
     def _is_leader_of(self, epoch: int) -> bool:
         """Whether this process was elected in that epoch, and still leads."""
         return self.state is ElectionState.LEADER and epoch == self.epoch
@@ -805,9 +818,15 @@ class ElectionMachine:
             self._effects.append(ResumePuts(f"replica {leadership.hand_over_to} did not take over"))
             leadership.hand_over_to = None
 
-        if self._now_ms - leadership.checked_ms >= limits.heartbeat_ms:
+        if self._now_ms - leadership.checked_ms >= self._check_ms:
             self._begin_check()
             self._hand_over()
+
+    @property
+    def _check_ms(self) -> int:
+        """The time from a check to the next one. Each also repeats the request to take over."""
+        limits = self._limits
+        return limits.heartbeat_ms if self._leadership.hand_over_to is None else limits.retry_ms
 
     def _watch_disk(self, *, has_advanced: bool) -> None:
         """Let another replica lead when the own disk has stored nothing for long, or is slower than others (R16).

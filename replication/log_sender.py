@@ -51,7 +51,7 @@ class SenderLimits:
     #: between two frames, while the follower lacks bytes or does not know the confirmed end
     heartbeat_ms: int = 200
     #: ... while it has all. Followers answer readers by what they heard within a second (heard_ends.py)
-    idle_heartbeat_ms: int = 500
+    idle_heartbeat_ms: int = 700
     #: a follower that answers nothing for this long is disconnected
     silence_ms: int = 5_000
     #: between two attempts to connect

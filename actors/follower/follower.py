@@ -19,7 +19,7 @@ from .reads import FollowerReads
 logger = logging.getLogger("raymq.commit_log")
 
 #: how long the ack loop sleeps while all is synced, and while it is not: a wakeup ends the sleep
-IDLE_WAIT_MS = 200
+IDLE_WAIT_MS = 500
 BUSY_WAIT_MS = 10
 
 #: a follower delivers no delayed messages. A leader keeps their records, as a rule for two days at most
@@ -57,7 +57,8 @@ class Follower(ReplicaRole):
     def step(self) -> None:
         """See `ReplicaRole.step`."""
         host, log = self._host, self._host.log
-        host.supervisor.wait(BUSY_WAIT_MS if log.synced < log.end else IDLE_WAIT_MS)
+        is_idle = log.synced >= log.end
+        host.supervisor.wait(host.idle_wait_ms(IDLE_WAIT_MS) if is_idle else BUSY_WAIT_MS)
         host.supervisor.tick()
         host.check_poisoned()
         self._port.note_progress()

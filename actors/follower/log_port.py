@@ -157,12 +157,16 @@ class FollowerLogPort:
                     self._changed.notify_all()
 
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
-        """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
+        """Wait until `durable() >= offset`, the log is stopping, or the time is up. Returns: the durable end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.durable() >= offset or self._host.is_stopping(), timeout_ms / 1000
             )
         return self.durable()
+
+    def is_stopping(self) -> bool:
+        """Whether the process is ending."""
+        return self._host.is_stopping()
 
     def wake(self) -> None:
         """Let the streams check whether the process is ending."""

@@ -17,7 +17,7 @@ from raymq.store.base.errors import Corrupt, RayMQError, Rejected
 from raymq.store.log.chain import ChainUnit
 
 #: how often the acknowledging thread checks whether its stream has ended
-ACK_WAIT_MS = 200
+ACK_WAIT_MS = 500
 #: log bytes of a frame without an ack of its own, if their sync is still to come
 UNACKNOWLEDGED_BYTES_MAX = 64 << 10
 #: between two checks of a log that is stopping, whose `wait_durable` returns at once
@@ -49,7 +49,10 @@ class FollowerLog(log_receiver.LogView, Protocol):
         """The leader of an epoch, which is not over here, names this confirmed end now."""
 
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
-        """Wait until `durable() >= offset` or the time is up. Returns: the durable end."""
+        """Wait until `durable() >= offset`, the log is stopping, or the time is up. Returns: the durable end."""
+
+    def is_stopping(self) -> bool:
+        """Whether `wait_durable` returns at once, because the process is ending."""
 
 
 class FollowerSession:
@@ -207,8 +210,8 @@ class FollowerSession:
         while not stream.ended.is_set():
             durable = self._log.wait_durable(stream.acknowledged + 1, ACK_WAIT_MS)
             if durable == stream.acknowledged:
-                # A log that is stopping does not wait.
-                stream.ended.wait(STOPPING_WAIT_S)
+                if self._log.is_stopping():
+                    stream.ended.wait(STOPPING_WAIT_S)
                 continue
             stream.acknowledged = durable
             try:

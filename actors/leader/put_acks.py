@@ -34,7 +34,7 @@ from .appender import AppendedPut, Appender
 logger = logging.getLogger("raymq.commit_log")
 
 #: how long the ack loop sleeps while no put waits; a wakeup ends the sleep
-IDLE_WAIT_MS = 200
+IDLE_WAIT_MS = 500
 #: ... and while puts wait: a lost wakeup delays by this
 BUSY_WAIT_MS = 10
 #: how often satellites are supervised while puts wait
@@ -121,6 +121,7 @@ class PutAcks:
         self._appends = host.supervisor.appends
         self._clock = host.clock
         self._fail = host.fail
+        self._idle_wait_ms = host.idle_wait_ms
         self._on_confirmed = on_confirmed
         self._queues = {
             acks: AckQueue(promise, host.config, promise.acknowledged_end(host.log.ends))
@@ -240,7 +241,7 @@ class PutAcks:
 
     def step(self) -> None:
         """Wait for a wakeup, then answer puts and supervise the satellites. Raises: Unavailable, when poisoned."""
-        self._supervisor.wait(BUSY_WAIT_MS if self.waiting else IDLE_WAIT_MS)
+        self._supervisor.wait(BUSY_WAIT_MS if self.waiting else self._idle_wait_ms(IDLE_WAIT_MS))
         now_ms = self._clock.monotonic_ms()
         # Acks first: with puts under way most wakeups are about them.
         if not self.waiting or now_ms - self._ticked_ms >= TICK_MS:

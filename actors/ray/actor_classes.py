@@ -387,40 +387,35 @@ def _serving(actor: CommitLogActor) -> Any:
 
 
 class SatelliteActor:
-    """Hosts a satellite's service, which runs until `close`. If the service ends by itself, the process ends."""
+    """Hosts a satellite's service. If the service ends by itself, the process ends.
+
+    No other process calls it. CommitLog reaches it by the control block, and `stop` kills it after its CommitLog.
+    """
 
     def __init__(self, spec: dict[str, Any]) -> None:
         """Make and run the service in a thread: an exception in an actor's constructor would end it for good."""
         self._spec = spec
-        self._service: Any = None
-        self._closed = False
-        start_thread(_run_or_exit, self._make_for_store, self._adopt)
+        start_thread(_run_or_exit, self._make_for_store)
+        _call_self("occupy_main_thread")
+
+    def occupy_main_thread(self) -> None:
+        """Return never, so that Ray's main thread sleeps.
+
+        Between calls Ray wakes the main thread of every actor each 10 ms, which is most of the CPU that an idle
+        satellite takes. The service does not depend on this call.
+        """
+        threading.Event().wait()
 
     def _make_for_store(self) -> Any:
         """The service, once CommitLog has moved the directory of a replaced replica aside."""
         root = Path(self._spec["data_dir"])
-        while not self._closed and generation_of(root) < self._spec["generation"]:
+        while generation_of(root) < self._spec["generation"]:
             time.sleep(RETRY_S)
         return self._make()
 
     def _make(self) -> Any:
         """The service of this role."""
         raise NotImplementedError
-
-    def _adopt(self, service: Any) -> None:
-        self._service = service
-        if self._closed:
-            service.stop()
-
-    def status(self) -> dict[str, Any]:
-        """Role and pid."""
-        return {"role": self._spec["role"], "pid": os.getpid()}
-
-    def close(self) -> None:
-        """Stop the loop after its present iteration."""
-        self._closed = True
-        if self._service is not None:
-            self._service.stop()
 
 
 class FlushActor(SatelliteActor):
@@ -475,11 +470,6 @@ class ReplicationActor(SatelliteActor):
             return _ask_ray(spec, replica) or _addresses(spec).find(replica)
         return _addresses(spec).find(replica) or _ask_ray(spec, replica)
 
-    def status(self) -> dict[str, Any]:
-        """Role, pid and how far replication is."""
-        service = {"role": self._spec["role"]} if self._service is None else self._service.status()
-        return {**service, "pid": os.getpid()}
-
 
 def _addresses(spec: dict[str, Any]) -> PeerAddresses:
     """Where the other replicas listen, as this one knows it."""
@@ -531,15 +521,28 @@ def _exit_soon(root: Path, reason: str) -> None:
         os._exit(EXIT_GAVE_UP)
 
 
-def _run_or_exit(make: Callable[[], Any], made: Callable[[Any], None]) -> None:
+def _run_or_exit(make: Callable[[], Any]) -> None:
     """Run services. If one cannot be made, or its loop dies, the process exits and Ray starts a new one."""
     from raymq.actors.satellites.service import serve_grants
 
     try:
-        serve_grants(make, made, linger_ms=LINGER_MS)
+        serve_grants(make, linger_ms=LINGER_MS)
     except BaseException:
         logger.exception("the service loop died")
         os._exit(EXIT_LOOP_DIED)
+
+
+def _call_self(method: str) -> None:
+    """Have Ray run a method of the actor whose constructor this is, after the constructor. Outside of Ray: nothing."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    try:
+        getattr(ray.get_runtime_context().current_actor, method).remote()
+    except Exception:
+        # An exception in the constructor would end the actor for good.
+        logger.exception("%s is not called", method)
 
 
 def _was_restarted() -> bool:

@@ -39,8 +39,6 @@ from .service import BUSY_WAIT_MS, EXIT_CODES, Service
 
 #: sessions of one epoch and process
 SESSION_BITS = 20
-#: how often to look whether the leader's process has ended, if nothing else happens
-LEADER_CHECK_MS = 200
 
 
 class Replicator(Service):
@@ -194,7 +192,7 @@ class Replicator(Service):
             self._advance(stream, now_ms)
         self._note_stalls()
 
-        limit_ms = BUSY_WAIT_MS if self._combiner.waiting else LEADER_CHECK_MS
+        limit_ms = BUSY_WAIT_MS if self._combiner.waiting else IDLE_WAIT_MS
         return min([limit_ms, *(stream.wait_ms(now_ms) for stream in self._streams)])
 
     def _take_answer(self, follower: int) -> None:

@@ -27,7 +27,7 @@ from raymq.store.base.files import Files
 logger = logging.getLogger("raymq.satellite")
 
 #: how often an attached satellite checks for work without a wakeup while there is none
-IDLE_WAIT_MS = 400
+IDLE_WAIT_MS = 800
 #: how often the heartbeat thread runs
 HEARTBEAT_PERIOD_MS = PERIOD_MS
 #: how often a satellite without lock or store directory tries again
@@ -232,10 +232,20 @@ class Satellite:
         if self._commit_log is None or self._commit_log.identity != process:
             self._close_commit_log()
             self._commit_log = ProcessHandle.open(process, files=self._files)
-        return self._commit_log is None or self._commit_log.exited()
+            if self._commit_log is not None:
+                # Its end is to be seen at once.
+                self._wakeup.watch(self._commit_log.pidfd)
+        if self._commit_log is None:
+            return True
+        if not self._commit_log.exited():
+            return False
+        # If it stayed watched, every wait would end at once.
+        self._close_commit_log()
+        return True
 
     def _close_commit_log(self) -> None:
         if self._commit_log is not None:
+            self._wakeup.unwatch(self._commit_log.pidfd)
             self._commit_log.close()
             self._commit_log = None
 

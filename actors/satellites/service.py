@@ -42,19 +42,14 @@ EXIT_CODES = {
 }
 
 
-def serve_grants(
-    make: Callable[[], Service], made: Callable[[Service], None], *, linger_ms: int
-) -> None:
-    """Serve grant after grant in this process, with a new service for each. Returns: only after `stop`.
+def serve_grants(make: Callable[[], Service], *, linger_ms: int) -> None:
+    """Serve grant after grant in this process, with a new service for each.
 
     A role so gets its next service without Ray. Everything that a service had open is closed before the next one asks
     for a grant. The process ends as that of `Service.run`, unless a grant was revoked.
     """
-    while True:
-        service = make()
-        made(service)
-        if not service.run(linger_ms=linger_ms, ends_when_fenced=False):
-            return
+    while make().run(linger_ms=linger_ms, ends_when_fenced=False):
+        pass
 
 
 class Service(ABC):

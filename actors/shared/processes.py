@@ -55,7 +55,8 @@ class ProcessHandle:
     def __init__(self, identity: ProcessIdentity, pidfd: int) -> None:
         #: which process
         self.identity = identity
-        self._pidfd = pidfd
+        #: readable once the process has ended
+        self.pidfd = pidfd
         self._poll = select.poll()
         self._poll.register(pidfd, select.POLLIN)
 
@@ -81,7 +82,7 @@ class ProcessHandle:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal. SIGKILL works on stopped processes too. This returns before the process has ended."""
         try:
-            signal.pidfd_send_signal(self._pidfd, number)
+            signal.pidfd_send_signal(self.pidfd, number)
         except ProcessLookupError:
             return
 
@@ -91,7 +92,7 @@ class ProcessHandle:
 
     def close(self) -> None:
         """Release the handle. The process continues."""
-        if self._pidfd >= 0:
-            self._poll.unregister(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self.pidfd >= 0:
+            self._poll.unregister(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = -1

@@ -59,6 +59,9 @@ class Wakeup:
 
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        #: of the socket, and of a process whose end also ends a wait
+        self._wait_poll = select.poll()
+        self._wait_poll.register(self._socket, select.POLLIN)
 
     def wake(self, role: str) -> None:
         """Wake that role. Never blocks. Without a receiver it does nothing."""
@@ -93,8 +96,8 @@ class Wakeup:
         self._senders[role] = sender
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait for a wakeup since the last wait, up to the timeout. Returns: whether there was one."""
-        if not self._poll.poll(max(0, timeout_ms)):
+        """Wait for a wakeup since the last wait, up to the timeout. Returns: whether the wait ended before."""
+        if not self._wait_poll.poll(max(0, timeout_ms)):
             return False
         for _ in range(_DRAIN_LIMIT):
             try:
@@ -106,11 +109,20 @@ class Wakeup:
                 break
         return True
 
+    def watch(self, pidfd: int) -> None:
+        """Let the end of a process end each wait, too, until `unwatch`. Callers: the thread that waits."""
+        self._wait_poll.register(pidfd, select.POLLIN)
+
+    def unwatch(self, pidfd: int) -> None:
+        """Undo `watch`."""
+        self._wait_poll.unregister(pidfd)
+
     def close(self) -> None:
         """Remove the socket. Wakeups of this role then do nothing."""
         if self._socket.fileno() < 0:
             return
         self._poll.unregister(self._socket)
+        self._wait_poll.unregister(self._socket)
         self._close_sockets()
         if self._files.exists(self._path):
             self._files.unlink(self._path)

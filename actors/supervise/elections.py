@@ -22,6 +22,8 @@ from raymq.replication.election import (
     ElectionMachine,
     ElectionState,
     ElectionTick,
+    HandOver,
+    LeaderLost,
     LogFacts,
     Received,
     ResumePuts,
@@ -108,8 +110,8 @@ class Elections:
         self.members = tuple(members)
         #: up to where the log equals that of a leader, and the epoch of that leader
         self.matched: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        #: called after a step that began or ended a leadership. It must not block
-        self.on_leadership: Callable[[], None] = lambda: None
+        #: called after a step that began or ended a leadership, or after which `tick` is due sooner. It must not block
+        self.on_change: Callable[[], None] = lambda: None
         #: whether the disk takes appends, as far as the last one has shown
         self.is_writable: Callable[[], bool] = lambda: True
         self.send_frame: SendToReplica = _drop
@@ -164,6 +166,10 @@ class Elections:
         if now_ms - self._ticked_ms >= TICK_MS:
             self._ticked_ms = now_ms
             self.step(ElectionTick(chance=random.random()))
+
+    def wait_ms(self) -> int:
+        """How long `tick` may stay uncalled, but for TICK_MS at least."""
+        return max(TICK_MS, self._machine.wait_ms(self._clock.monotonic_ms()))
 
     def receive(self, frame: bytes) -> list[bytes]:
         """Take a message of another replica. Returns: the messages to its sender. Others are sent.
@@ -260,8 +266,8 @@ class Elections:
 
         for change in changes:
             logger.warning("epoch %d: %s", machine.epoch, change)
-        if has_changed:
-            self.on_leadership()
+        if has_changed or isinstance(event, (HandOver, LeaderLost)):
+            self.on_change()
         return sends
 
     def _post(self, send: SendElection) -> None:

@@ -378,7 +378,7 @@ class ReplicaHost:
             now_ms=self.clock.monotonic_ms(),
         )
         self.streams = self._classes.streams(self)
-        self.elections.on_leadership = self.supervisor.wake_commit_log
+        self.elections.on_change = self.supervisor.wake_commit_log
         self.elections.is_writable = self._is_disk_writable
         self.dispatcher.wake()
 
@@ -561,6 +561,12 @@ class ReplicaHost:
             self.elections.tick()
             self._report_followers()
         self._adapt_role()
+
+    def idle_wait_ms(self, limit_ms: int) -> int:
+        """How long the ack loop may sleep while its role has nothing to do. Args: `limit_ms`: what the role allows."""
+        return (
+            limit_ms if self.sole_candidate is not None else min(limit_ms, self.elections.wait_ms())
+        )
 
     def _is_disk_writable(self) -> bool:
         """Whether the disk takes appends, as far as is known. Without an EPOCH record `lead` has tried one."""

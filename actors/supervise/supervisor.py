@@ -226,7 +226,7 @@ class Supervisor:
     def tick(self) -> None:
         """Supervise once: publish a heartbeat, poison after a failed sync, revoke stale leases, grant vacant ones.
 
-        Callers: at each wakeup and at least every 200 ms. May take as long as a witness sync, but never waits for a
+        Callers: at each wakeup and at least every 500 ms. May take as long as a witness sync, but never waits for a
         death. It holds no lock during that sync: a truncation may come in between.
         """
         with self._lock:

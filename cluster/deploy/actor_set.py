@@ -53,8 +53,10 @@ _RECORD_FIELDS = (
     "placement",
     "ephemeral",
 )
-#: threads for the actor's own calls. Put and fetch run in threads of the Flight server
-_MAX_CONCURRENCY = {"commit_log": 8}
+#: threads for a CommitLog's own calls. Put and fetch run in threads of the Flight server
+_COMMIT_LOG_CONCURRENCY = 8
+#: a satellite's only call is to run in Ray's main thread
+_SATELLITE_CONCURRENCY = 1
 #: every role, by the order in which they are closed: a CommitLog needs its satellites to the end
 _CLOSING_RANK = {
     "commit_log": 0,
@@ -166,7 +168,9 @@ def create(
                 max_restarts=-1,
                 max_task_retries=0,
                 num_cpus=0,
-                max_concurrency=_MAX_CONCURRENCY.get(role, 2),
+                max_concurrency=_COMMIT_LOG_CONCURRENCY
+                if role == "commit_log"
+                else _SATELLITE_CONCURRENCY,
                 label_selector=here if node is None else {placement.NODE_LABEL: node},
             )
             .remote(spec)
@@ -184,6 +188,8 @@ def _actor_classes(ray: Any) -> dict[str, Any]:
     commit_log = actor_classes.CommitLogActor
     # The controller asks all the time.
     ray.method(enable_task_events=False)(commit_log.ready)
+    # Else `ray list tasks` would show a task of each satellite that never ends.
+    ray.method(enable_task_events=False)(actor_classes.SatelliteActor.occupy_main_thread)
     for method, group in GROUP_OF.items():
         # Without Ray's task events a call costs a fifth less.
         ray.method(concurrency_group=group, enable_task_events=False)(getattr(commit_log, method))
@@ -389,10 +395,10 @@ def close_replica(
     keys = [key for key in all_actor_keys(record) if key[:2] == (shard, replica)]
     members = sorted(find(ray, record.name, keys), key=lambda each: _CLOSING_RANK[each.role])
     for member in members:
-        arguments = (timeout_s / 2,) if member.role == "commit_log" else ()
-        outcome = _outcome(ray, member, member.handle.close.remote(*arguments), timeout_s)
-        if outcome != "closed":
-            logger.warning("%s: %s", member.name, outcome)
+        if member.role == "commit_log":
+            outcome = _outcome(ray, member.handle.close.remote(timeout_s / 2), timeout_s)
+            if outcome != "closed":
+                logger.warning("%s: %s", member.name, outcome)
         ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
 
@@ -566,12 +572,14 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             if node is not None and node not in present:
                 outcomes[member.name] = f"its node {node} is away; ended"
                 continue
-            arguments = (timeout_s / 2,) if member.role == "commit_log" else ()
-            calls.append((member, member.handle.close.remote(*arguments)))
+            if member.role == "commit_log":
+                calls.append((member, member.handle.close.remote(timeout_s / 2)))
+            else:
+                # Its CommitLog has let it finish. A satellite has no data of its own.
+                outcomes[member.name] = "closed"
 
         for member, call in calls:
-            wait_s = timeout_s if member.role == "commit_log" else _CALL_TIMEOUT_S
-            outcomes[member.name] = _outcome(ray, member, call, wait_s)
+            outcomes[member.name] = _outcome(ray, call, timeout_s)
         for member in wave:
             # `kill` ends the process and frees the name. After close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
@@ -614,15 +622,13 @@ def actor_names(ray: Any) -> list[str]:
     return sorted(actor["name"] for actor in known if actor["namespace"] == NAMESPACE)
 
 
-def _outcome(ray: Any, member: Member, call: Any, timeout_s: float) -> str:
+def _outcome(ray: Any, call: Any, timeout_s: float) -> str:
+    """How the call of `close` of a CommitLog ended: "closed", or why it did not close."""
     try:
         ray.get(call, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         return f"did not close within {timeout_s:g} s; ended"
     except ray.exceptions.RayActorError as error:
-        if member.role != "commit_log":
-            # A CommitLog that closes ends its satellites itself. They have no data of their own.
-            return "closed"
         return f"was down: {str(error).strip().splitlines()[0]}"
     except (RayMQError, ray.exceptions.RayTaskError) as error:
         return f"failed to close: {str(error).strip().splitlines()[-1]}"

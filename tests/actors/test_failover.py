@@ -365,8 +365,10 @@ def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
     shard: Shard, caplog: pytest.LogCaptureFixture
 ) -> None:
     shard.start_all()
-    host = shard.hosts[shard.wait_leader()]
-    host.elections.step(FollowerHeard(2, host.elections.epoch, host.log.end, is_complete=True))
+    first = shard.wait_leader()
+    other = (first + 1) % 3
+    host = shard.hosts[first]
+    host.elections.step(FollowerHeard(other, host.elections.epoch, host.log.end, is_complete=True))
     assert host.store.create_topic("t", 1, [0]) is not None
     host.store.flags.set(DISK_FULL)
     with pytest.raises(Unavailable, match="another replica takes over"):
@@ -374,12 +376,12 @@ def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
 
     def hear() -> bool:
         epoch, end = host.elections.epoch, host.log.end
-        host.elections.step(FollowerHeard(2, epoch, end, is_complete=True))
+        host.elections.step(FollowerHeard(other, epoch, end, is_complete=True))
         return bool(host.store.flags.bits & FENCED)
 
     wait_until(hear, "it takes no puts, so that its successor can get all of its log")
     # The log names the reason after the ballot is synced.
-    reason = "replica 2 shall lead: the disk stored nothing for"
+    reason = f"replica {other} shall lead: the disk stored nothing for"
     wait_until(lambda: reason in caplog.text, "it says why")
 
 

@@ -44,7 +44,7 @@ from raymq.actors.satellites.service import serve_grants
 from raymq.store.config.store_config import StoreConfig
 
 config = StoreConfig(segment_size_bytes=int(sys.argv[3]))
-serve_grants(lambda: FlushService(sys.argv[1], sys.argv[2], config), lambda service: None, linger_ms=0)
+serve_grants(lambda: FlushService(sys.argv[1], sys.argv[2], config), linger_ms=0)
 """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,6 +44,26 @@ def test_a_wakeup_ends_the_wait_once(make_wakeup: MakeBell):
     ours.wake("group_commit")
     assert theirs.wait(10_000)
     assert not theirs.wait(0)
+
+
+def test_the_end_of_a_watched_process_ends_each_wait_until_it_is_not_watched_any_more(
+    make_wakeup: MakeBell,
+):
+    wakeup = make_wakeup("replication")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pidfd = os.pidfd_open(process.pid)
+        wakeup.watch(pidfd)
+        assert not wakeup.wait(0)
+        wakeup.wake("replication")
+        assert wakeup.wait(10_000)
+        assert not wakeup.wait(0)
+        process.communicate(b"\n")
+        assert wakeup.wait(10_000)
+        wakeup.wake("replication")
+        assert wakeup.wait(10_000)
+        wakeup.unwatch(pidfd)
+        assert not wakeup.wait(0)
+        os.close(pidfd)
 
 
 def test_many_wakeups_end_one_wait(make_wakeup: MakeBell):

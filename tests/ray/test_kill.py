@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,12 +40,15 @@ LEADER, FOLLOWER = 0, 1
 REFUSALS = "refusals"
 #: longer than supervisor.STALE_MS, so that satellites which stand still are replaced; shorter than heartbeat.SILENT_MS
 STOPPED_S = 3.0
-VICTIMS = [
-    pytest.param(LEADER, "commit_log", id="leader's CommitLog"),
+SATELLITES = [
     pytest.param(LEADER, "group_commit", id="leader's GroupCommit"),
     pytest.param(LEADER, "replication", id="Replication"),
-    pytest.param(FOLLOWER, "commit_log", id="follower's CommitLog"),
     pytest.param(FOLLOWER, "group_commit", id="follower's GroupCommit"),
+]
+VICTIMS = [
+    pytest.param(LEADER, "commit_log", id="leader's CommitLog"),
+    pytest.param(FOLLOWER, "commit_log", id="follower's CommitLog"),
+    *SATELLITES,
 ]
 
 
@@ -152,6 +156,16 @@ def test_without_the_follower_only_the_leaders_promise_is_kept(
         until(lambda: cluster.describe_topic(ASIDE)["messages"] >= before + 2, load.pause)
     assert [read.body for read in shard.read(ASIDE)][before:] == texts
     wait_for_writes(load)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replica", "role"), SATELLITES)
+def test_a_satellite_that_ray_started_again_keeps_the_main_thread_asleep(
+    shard: ReplicatedShard, load: Load, replica: int, role: str
+) -> None:
+    title = Path(f"/proc/{wait_for_lease(shard, load, replica, role)}/cmdline")
+    # Ray's title of a process names the call in its main thread.
+    until(lambda: b".occupy_main_thread" in title.read_bytes(), load.pause)
 
 
 @pytest.mark.slow

@@ -193,6 +193,9 @@ class MemoryLog:
     def note_heard(self, confirmed: int, epoch: int) -> None:
         return
 
+    def is_stopping(self) -> bool:
+        return False
+
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         return self.durable()
 

@@ -203,6 +203,9 @@ class CommitLogPort:
     def note_heard(self, confirmed, epoch) -> None:
         self.heard.append((confirmed, epoch))
 
+    def is_stopping(self) -> bool:
+        return False
+
     def wait_durable(self, offset, timeout_ms) -> int:
         with self.changed:
             self.changed.wait_for(lambda: self.log.synced >= offset, timeout_ms / 1000)

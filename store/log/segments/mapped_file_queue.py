@@ -27,7 +27,7 @@ logger = logging.getLogger("raymq.store")
 #: zeros written ahead at a time: few, so that the flush service's sync never waits long for them
 PREWRITE_CHUNK_BYTES = 2 << 20
 #: how often to check the log's end: while it rests, while it moves
-IDLE_WAIT_S, BUSY_WAIT_S = 0.2, 0.01
+IDLE_WAIT_S, BUSY_WAIT_S = 0.5, 0.01
 
 
 class MappedFileQueue:
