@@ -65,7 +65,7 @@ def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: in
     assert figures["confirmations"] > 4 * figures["runs"]
 
 
-@pytest.mark.parametrize(("replicas", "runs"), [(3, 120), (5, 40)])
+@pytest.mark.parametrize(("replicas", "runs"), [(2, 60), (3, 120), (5, 40)])
 def test_a_shard_of_one_replica_that_gets_further_ones_loses_nothing(replicas: int, runs: int):
     figures = run_seeds(
         range(runs * FACTOR), members=1, steps=STEPS, replaces=True, deletes=True, grows=replicas

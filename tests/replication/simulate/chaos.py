@@ -204,6 +204,9 @@ class Chaos:
         if not self.is_grown:
             # The log of the first one decides. One that is not complete counts for nothing, so that nothing is lost.
             return node.id > 0 and not node.ballot.is_complete
+        if self.world.options.candidates == (node.id,):
+            # No other replica could lead without its log: `placement.prepare_replica` refuses an empty directory.
+            return False
         others = [
             each for each in self.world.nodes if each is not node and not each.ballot.is_complete
         ]

@@ -311,7 +311,9 @@ class World:
     def count_all(self) -> None:
         """The second step of `add_replicas`: every process that is made from now on counts all replicas."""
         replicas = len(self.nodes)
-        self.options = Options(replicas, tuple(range(replicas)))
+        # Of two replicas the first one always leads.
+        candidates = (0,) if replicas == 2 else None
+        self.options = Options(replicas, tuple(range(replicas)), candidates)
 
     def make_again(self, node: Node) -> None:
         """Make the processes of a replica with the operator's present options, unless they have them."""
