@@ -54,7 +54,7 @@ class ElectionLimits:
 
     #: a follower that hears no leader for this long, and up to as long again, asks for votes
     election_ms: int = 1_000
-    #: between two checks of a leader, which are its heartbeats too
+    #: between two checks of a leader, which are its heartbeats too; `retry_ms` during a hand-over, if that is less
     heartbeat_ms: int = 400
     #: a leader that no majority answers for this long steps down
     majority_silence_ms: int = 2_000
@@ -562,10 +562,13 @@ class ElectionMachine:
     def wait_ms(self, now_ms: int) -> int:
         """How long `step` may stay uncalled without an event."""
         limits = self._limits
+        if self.is_replaced(self.me):
+            return limits.election_ms
         if self.state is ElectionState.LEADER:
             due_ms = self._leadership.checked_ms + self._check_ms
         elif not self.ballot.is_complete:
-            due_ms = self._join_sent_ms + limits.retry_ms
+            # At any time it may hear of a leader that it can join, or its log may reach the end that it needs.
+            return limits.retry_ms
         elif self._may_be_candidate:
             due_ms = self._election_ms or 0
         else:
@@ -826,7 +829,9 @@ class ElectionMachine:
     def _check_ms(self) -> int:
         """The time from a check to the next one. Each also repeats the request to take over."""
         limits = self._limits
-        return limits.heartbeat_ms if self._leadership.hand_over_to is None else limits.retry_ms
+        if self._leadership.hand_over_to is None:
+            return limits.heartbeat_ms
+        return min(limits.heartbeat_ms, limits.retry_ms)
 
     def _watch_disk(self, *, has_advanced: bool) -> None:
         """Let another replica lead when the own disk has stored nothing for long, or is slower than others (R16).

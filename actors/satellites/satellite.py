@@ -197,7 +197,7 @@ class Satellite:
         return GrantStatus.STOPPED if stopped else GrantStatus.GRANTED
 
     def wait(self, timeout_ms: int) -> bool:
-        """Publish a heartbeat, then wait for a wakeup. Returns: whether there was one."""
+        """Publish a heartbeat, then wait for a wakeup. Returns: whether the wait ended before the timeout."""
         self.beat()
         return self._wakeup.wait(timeout_ms)
 
@@ -224,7 +224,12 @@ class Satellite:
     def leadership(self) -> control_block.Leadership | None:
         """The epoch that this replica leads; None: it follows, or the process that led has ended."""
         led = self._control.leadership
-        return None if led is not None and self.commit_log_ended() else led
+        if led is None:
+            # A Replication that serves no epoch does not look at that process. If the process stayed watched, every
+            # wait would end at once after its end.
+            self._close_commit_log()
+            return None
+        return None if self.commit_log_ended() else led
 
     def commit_log_ended(self) -> bool:
         """Whether the process of the CommitLog that has granted this satellite is gone."""
@@ -233,7 +238,7 @@ class Satellite:
             self._close_commit_log()
             self._commit_log = ProcessHandle.open(process, files=self._files)
             if self._commit_log is not None:
-                # Its end is to be seen at once.
+                # The followers elect as soon as Replication reports its end.
                 self._wakeup.watch(self._commit_log.pidfd)
         if self._commit_log is None:
             return True

@@ -27,7 +27,7 @@ PERIOD_MS = 500
 HEARTBEAT_TIMEOUT_MS = 5_000
 #: two checks that are further apart than this prove that the checking process did not run either
 LATE_CHECK_MS = 3 * PERIOD_MS
-#: the ack loop iterates every 500 ms. Calls that may take longer are inside `blocking_call`
+#: the ack loop iterates at least every 500 ms. Calls that may take longer are inside `blocking_call`
 ITERATION_MAX_MS = 10_000
 
 

@@ -96,7 +96,7 @@ class Wakeup:
         self._senders[role] = sender
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait for a wakeup since the last wait, up to the timeout. Returns: whether the wait ended before."""
+        """Wait for a wakeup since the last wait. Returns: whether the wait ended before the timeout."""
         if not self._wait_poll.poll(max(0, timeout_ms)):
             return False
         for _ in range(_DRAIN_LIMIT):

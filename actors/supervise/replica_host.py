@@ -564,9 +564,9 @@ class ReplicaHost:
 
     def idle_wait_ms(self, limit_ms: int) -> int:
         """How long the ack loop may sleep while its role has nothing to do. Args: `limit_ms`: what the role allows."""
-        return (
-            limit_ms if self.sole_candidate is not None else min(limit_ms, self.elections.wait_ms())
-        )
+        if self.sole_candidate is not None or self.stop_error is not None:
+            return limit_ms
+        return min(limit_ms, self.elections.wait_ms())
 
     def _is_disk_writable(self) -> bool:
         """Whether the disk takes appends, as far as is known. Without an EPOCH record `lead` has tried one."""
@@ -717,12 +717,14 @@ class ReplicaHost:
 
         self._threads = self._make_threads(bodies)
         undo.callback(self._end_threads)
+        if self._peers is not None:
+            # Before the ack loop: the first question of the preferred replica would be lost, and repeated only after
+            # the time of an election.
+            self.elections.send_frame = self._peers.send
+            self._peers.start()
         self._start_role_threads()
         for thread in self._threads:
             thread.start()
-        if self._peers is not None:
-            self.elections.send_frame = self._peers.send
-            self._peers.start()
 
     def _note_scrub_fault(self, fault: Corrupt) -> None:
         """Log damage that the scrub has found, and begin to repair it. The replica continues."""

@@ -57,6 +57,8 @@ _RECORD_FIELDS = (
 _COMMIT_LOG_CONCURRENCY = 8
 #: a satellite's only call is to run in Ray's main thread
 _SATELLITE_CONCURRENCY = 1
+#: how a stop says that it killed a satellite whose CommitLog did not close. The next start recovers the log
+WITHOUT_COMMIT_LOG = "its CommitLog did not close; ended"
 #: every role, by the order in which they are closed: a CommitLog needs its satellites to the end
 _CLOSING_RANK = {
     "commit_log": 0,
@@ -575,8 +577,11 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
             if member.role == "commit_log":
                 calls.append((member, member.handle.close.remote(timeout_s / 2)))
             else:
-                # Its CommitLog has let it finish. A satellite has no data of its own.
-                outcomes[member.name] = "closed"
+                # A CommitLog that closes syncs everything itself, and lets its satellites finish.
+                log = actor_name(record.name, member.shard, member.replica, "commit_log")
+                outcomes[member.name] = (
+                    "closed" if outcomes.get(log) == "closed" else WITHOUT_COMMIT_LOG
+                )
 
         for member, call in calls:
             outcomes[member.name] = _outcome(ray, call, timeout_s)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.follower import follower
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import FollowerProgress
 from raymq.actors.supervise import dispatcher
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.replication.election import ElectionLimits, FollowerHeard
+from raymq.replication.election import ElectionLimits, FollowerHeard, LeaderLost
 from raymq.replication.incarnation import make_incarnation
 from raymq.store.base.errors import (
     DeliveryUnknown,
@@ -244,6 +245,22 @@ def test_a_leader_that_stops_writing_serves_no_reads_that_a_new_leader_may_contr
     with pytest.raises(Unavailable, match="does not lead"):
         host.call("topic", {"name": "t"})
     shard.wait_leader(other_than=first)
+
+
+def test_a_follower_whose_turn_has_come_asks_for_votes_although_its_loop_was_asleep(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "IDLE_WAIT_MS", 60_000)
+    # Only the preferred replica asks before a minute is over.
+    limits = replace(LIMITS, election_ms=60_000, majority_silence_ms=60_000)
+    for replica in reversed(range(shard.members)):
+        shard.start(replica, limits=limits)
+    first = shard.wait_leader()
+    host = shard.hosts[max(set(shard.hosts) - {first})]
+    wait_until(lambda: host.elections.leader is not None, "it hears the leader")
+    shard.kill(first)
+    host.elections.step(LeaderLost(first, host.elections.epoch))
+    wait_until(lambda: host.elections.leader is None, "it asks for votes")
 
 
 def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed(

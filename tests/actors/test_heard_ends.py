@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raymq.actors.follower.heard_ends import LAG_MS_MAX, STEP_MS, HeardEnds
+from raymq.replication.log_sender import SenderLimits
 
 
 def test_an_end_that_was_reached_names_the_epoch_until_it_is_too_old() -> None:
@@ -38,3 +39,8 @@ def test_few_ends_are_kept_however_many_frames_come() -> None:
     for now_ms in range(10 * LAG_MS_MAX):
         heard.note(now_ms, 1, now_ms)
         assert len(heard._heard) <= LAG_MS_MAX // STEP_MS + 2
+
+
+def test_an_idle_stream_is_heard_often_enough_for_readers() -> None:
+    late_ms = 200
+    assert SenderLimits().idle_heartbeat_ms + STEP_MS + late_ms <= LAG_MS_MAX

@@ -354,7 +354,10 @@ def test_a_shard_that_does_not_close_is_ended_and_the_stop_is_not_clean(
     leader.close_failure = RayActorError("the worker died\nstack")
     report = lifecycle.stop(tmp_path / "data")
     assert not report.clean
-    assert report.actors[leader.name] == "was down: the worker died"
+    assert report.actors == {
+        leader.name: "was down: the worker died",
+        leader.name.replace("commit_log", "group_commit"): "its CommitLog did not close; ended",
+    }
     assert ray.actors == {}
 
 

@@ -250,13 +250,30 @@ def test_a_follower_needs_no_step_before_it_would_ask_for_votes():
 
 def test_a_replica_that_joins_needs_a_step_when_its_question_is_due_again():
     replica = follower(ballot=Ballot(5, is_complete=False))
-    assert replica.machine.wait_ms(replica.now_ms) == LIMITS.retry_ms
+    for _ in range(2):
+        assert replica.machine.wait_ms(replica.now_ms) == LIMITS.retry_ms
+        replica.tick(LIMITS.election_ms // 2)
 
 
-def test_a_replica_that_may_not_lead_has_nothing_to_wait_for():
-    replica = follower(candidates=(0, 2))
+@pytest.mark.parametrize(
+    "options", [{"candidates": (0, 2)}, {"ballot": Ballot(5, generations=(0, 1))}]
+)
+def test_a_replica_that_may_not_lead_or_was_replaced_has_nothing_to_wait_for(options: dict):
+    replica = follower(**options)
     replica.tick(2 * LIMITS.election_ms)
     assert replica.machine.wait_ms(replica.now_ms) == LIMITS.election_ms
+
+
+@pytest.mark.parametrize(("heartbeat_ms", "step_ms"), [(60, 60), (400, 200)])
+def test_a_hand_over_makes_heartbeats_more_frequent_and_never_less(heartbeat_ms: int, step_ms: int):
+    replica = leader(limits=ElectionLimits(heartbeat_ms=heartbeat_ms, retry_ms=200))
+    replica.tick(replica.machine.wait_ms(replica.now_ms))
+    replica.step(r.FollowerHeard(1, 2, 120, is_complete=True))
+    replica.step(r.HandOver(1))
+    replica.sent(wire.CheckLeader)
+    assert replica.machine.wait_ms(replica.now_ms) == step_ms
+    replica.tick(step_ms)
+    assert replica.sent(wire.CheckLeader)
 
 
 # --- the end of the leader's process --------------------------------------------------------------

@@ -95,7 +95,8 @@ def test_added_replicas_lead_only_after_the_first_one_counts_them(seed: int):
     assert growth.processes[0].confirmed == growth.end
 
     growth.count_all()
-    # Another one may lead first. Each time that takes 10 s, because here only the first one streams its log.
+    # Another one may lead first. Only the first one streams its log here, so that such a leadership ends after 10 s,
+    # and the one after it takes twice as long.
     growth.run(60)
     machines = growth.processes.values()
     assert [machine.leads for machine in machines].count(True) == 1
