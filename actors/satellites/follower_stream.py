@@ -99,7 +99,7 @@ class FollowerStream:
         return self._sender.ack_ms(now_ms)
 
     def status(self) -> dict[str, Any]:
-        """For status displays."""
+        """How far it is, as `Replicator.status` shows it."""
         sender = self._sender
         return {
             "replica": self.follower,
