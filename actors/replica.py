@@ -35,6 +35,7 @@ def open_replica(root: Path, config: StoreConfig, **options: Any) -> ReplicaHost
             leader_id=host.sole_candidate,
         )
         port.frame_epoch = lambda: session.epoch
+        port.acknowledge_synced = session.acknowledge_synced
         # A replica that lacks messages of compacted queues never counts, and never leads (ADR 0016).
         host.elections.matched = lambda: (0, 0) if host.store.lacks_compacted else session.matched()
         return session

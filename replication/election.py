@@ -409,6 +409,11 @@ class ElectionMachine:
         """Whether a frame of log bytes may be taken. Callers: after `step(LeaderHeard)` and its effects."""
         return self._is_follower_of(leader.id, epoch) and not self.is_replaced(leader)
 
+    def follows(self, leader: ReplicaProcess, epoch: int) -> bool:
+        """Whether `step(LeaderHeard)` would change nothing, as for nearly every frame."""
+        is_known = self._is_follower_of(leader.id, epoch) and self.leader == leader
+        return is_known and self.ballot.is_complete and not self.is_replaced(leader)
+
     @property
     def bears_stall(self) -> bool:
         """Whether the last leadership ended by a stalled disk: those of the other replicas may be no better."""

@@ -21,6 +21,8 @@ logger = logging.getLogger("raymq.commit_log")
 #: how long the ack loop sleeps while all is synced, and while it is not: a wakeup ends the sleep
 IDLE_WAIT_MS = 500
 BUSY_WAIT_MS = 10
+#: how often satellites are supervised while bytes wait for their sync
+TICK_MS = 20
 
 #: a follower delivers no delayed messages. A leader keeps their records, as a rule for two days at most
 RESERVED_HOURS_MIN = 72
@@ -40,6 +42,7 @@ class Follower(ReplicaRole):
         self._host = host
         self._port = port
         self._reads = FollowerReads(host, port.heard)
+        self._ticked_ms = 0
 
     def make_cleaner(self) -> CleanService:
         """See `ReplicaRole.make_cleaner`."""
@@ -59,9 +62,13 @@ class Follower(ReplicaRole):
         host, log = self._host, self._host.log
         is_idle = log.synced >= log.end
         host.supervisor.wait(host.idle_wait_ms(IDLE_WAIT_MS) if is_idle else BUSY_WAIT_MS)
-        host.supervisor.tick()
-        host.check_poisoned()
+        # Acks first: while the leader sends, most wakeups are about them.
         self._port.note_progress()
+        now_ms = host.clock.monotonic_ms()
+        if is_idle or now_ms - self._ticked_ms >= TICK_MS:
+            host.supervisor.tick()
+            self._ticked_ms = now_ms
+        host.check_poisoned()
 
     def put(
         self,

@@ -36,6 +36,8 @@ class FollowerLogPort:
         self.frame_epoch: Callable[[], int] = int
         #: notified when the synced end has moved
         self._changed = threading.Condition()
+        #: acknowledges a synced end at once, on the calling thread. Returns: whether it did
+        self.acknowledge_synced: Callable[[], bool] = lambda: False
         #: the confirmed ends that the leader named
         self.heard = HeardEnds()
 
@@ -146,15 +148,17 @@ class FollowerLogPort:
     # --- syncs ------------------------------------------------------------------------------------
 
     def note_progress(self) -> None:
-        """Note how far the log is synced, and wake the stream that acknowledges syncs. Callers: the ack loop."""
+        """Note how far the log is synced, and acknowledge that, or wake the thread that does. Callers: the ack loop."""
         host = self._host
         # An end that was read before a truncation must not be noted after it.
         with host.log_lock:
             synced = host.supervisor.progress().ends.synced
-            if synced > self._log.synced:
-                with self._changed:
-                    self._log.note_synced(synced)
-                    self._changed.notify_all()
+            if synced <= self._log.synced:
+                return
+            self._log.note_synced(synced)
+        if not self.acknowledge_synced():
+            with self._changed:
+                self._changed.notify_all()
 
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         """Wait until `durable() >= offset`, the log is stopping, or the time is up. Returns: the durable end."""

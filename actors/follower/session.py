@@ -20,6 +20,9 @@ from raymq.store.log.chain import ChainUnit
 ACK_WAIT_MS = 500
 #: log bytes of a frame without an ack of its own, if their sync is still to come
 UNACKNOWLEDGED_BYTES_MAX = 64 << 10
+#: acks since the leader's last frame that a thread sends which must not block. HTTP/2 takes 400 of a leader that reads
+#: nothing
+UNREAD_ACKS_MAX = 50
 #: between two checks of a log that is stopping, whose `wait_durable` returns at once
 STOPPING_WAIT_S = 0.002
 
@@ -78,6 +81,8 @@ class FollowerSession:
         self._lock = threading.Lock()
         #: of `matched`. One assignment, made after all effects of a frame: elections read it at any time
         self._matched = (0, 0)
+        #: the newest one
+        self._stream: _LeaderStream | None = None
         self._machine = log_receiver.LogReceiver(
             cluster=wire.cluster_key(str(identity["cluster_id"])),
             shard=int(identity["shard"]),
@@ -100,7 +105,7 @@ class FollowerSession:
 
         Raises: Rejected for a frame that cannot be read; the errors of `frames` and `send`.
         """
-        stream = _LeaderStream(send)
+        stream = self._stream = _LeaderStream(send)
         acknowledger = threading.Thread(
             target=self._acknowledge_syncs, args=(stream,), name="raymq-sync-acks", daemon=True
         )
@@ -118,6 +123,7 @@ class FollowerSession:
         data = None if body is None else memoryview(body).cast("B")
         if isinstance(message, wire.AppendEntries):
             _check_body(message, data)
+        stream.unread_acks = 0
 
         with self._lock:
             machine = self._machine
@@ -161,7 +167,8 @@ class FollowerSession:
         try:
             if self._machine.is_mine(header, message):
                 # The epoch is on disk before any answer under it.
-                self._elections.step(LeaderHeard(header.sender, header.epoch))
+                if not self._elections.follows(header.sender, header.epoch):
+                    self._elections.step(LeaderHeard(header.sender, header.epoch))
                 if not self._elections.admits(header.sender, header.epoch):
                     return [self._refusal_of_leader(header)], False
                 if isinstance(message, wire.LeaderEnded):
@@ -220,20 +227,56 @@ class FollowerSession:
                 # Any error of the transport means that the stream is broken. Its reader gets an error too.
                 return
 
+    def acknowledge_synced(self) -> bool:
+        """Acknowledge what is durable, if that takes no wait. To wake the stream's thread for it costs as much.
+
+        Callers: the ack loop. Returns: False: the thread of the stream has to acknowledge it.
+        """
+        stream = self._stream
+        if stream is None or stream.unread_acks >= UNREAD_ACKS_MAX:
+            return False
+        if not stream.send_lock.acquire(blocking=False):
+            return False
+
+        try:
+            if not self._lock.acquire(blocking=False):
+                return False
+            try:
+                durable, frame = self._log.durable(), self._make_ack(stream)
+                if frame is None:
+                    return False
+                stream.acknowledged = max(stream.acknowledged, durable)
+            finally:
+                self._lock.release()
+
+            stream.unread_acks += 1
+            stream.send(frame)
+            return True
+        except Exception:
+            # Any error of the transport means that the stream is broken. Its reader gets an error too.
+            return False
+        finally:
+            stream.send_lock.release()
+
     def _send_ack(self, stream: _LeaderStream) -> None:
         # The stream's send lock first: acknowledgements are sent in the order in which they are made.
         with stream.send_lock:
             with self._lock:
-                machine = self._machine
-                if not machine.matched or stream.header != machine.header():
-                    return
-                current = machine.header()
-                ack = machine.acknowledge(self._log, is_complete=self._elections.is_complete)
-                # Asked after the ends were read: the next leader need not have what comes after a vote.
-                if not self._elections.admits(current.addressee, current.epoch):
-                    return
-                frame = wire.encode(current, ack)
-            stream.send(frame)
+                frame = self._make_ack(stream)
+            if frame is not None:
+                stream.send(frame)
+
+    def _make_ack(self, stream: _LeaderStream) -> bytes | None:
+        """The ack of the log as it is; None if the stream may carry none. Needs the lock."""
+        machine = self._machine
+        current = machine.header()
+        if not machine.matched or stream.header != current:
+            return None
+        ack = machine.acknowledge(self._log, is_complete=self._elections.is_complete)
+        # Asked after the ends were read: the next leader need not have what comes after a vote.
+        if not self._elections.admits(current.addressee, current.epoch):
+            return None
+        return wire.encode(current, ack)
 
 
 class _LeaderStream:
@@ -246,6 +289,8 @@ class _LeaderStream:
         #: the durable end that was acknowledged last, as far as the log was not cut since
         self.acknowledged = -1
         self.ended = threading.Event()
+        #: acks of `acknowledge_synced` since the last frame of the leader
+        self.unread_acks = 0
         #: of the session that this stream carries, or None before its Hello
         self.header: wire.FrameHeader | None = None
 

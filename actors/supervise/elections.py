@@ -221,6 +221,12 @@ class Elections:
         """Whether a frame of log bytes may be taken: `ElectionMachine.admits`."""
         return self._machine.admits(leader, epoch)
 
+    def follows(self, leader: ReplicaProcess, epoch: int) -> bool:
+        """Whether `step(LeaderHeard)` would change nothing, and the epoch is on disk. Costs a tenth of a step."""
+        machine = self._machine
+        # The ballot last: a step of another thread may not have stored it yet.
+        return machine.follows(leader, epoch) and machine.ballot == self._stored
+
     def is_replaced(self, process: ReplicaProcess) -> bool:
         """Whether an operator has given the place of this process's replica to a newer one."""
         return self._machine.is_replaced(process)

@@ -170,6 +170,34 @@ def test_a_follower_notes_the_epoch_of_its_leader_and_never_an_older_one(tmp_pat
     log.abandon()
 
 
+def test_a_leader_is_followed_without_a_step_once_its_epoch_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
+    log.recover(0)
+    follower = Elections(
+        log,
+        ReplicaProcess(1, 7),
+        members=(0, 1, 2),
+        candidates=(0, 1, 2),
+        clock=Clock(),
+        put_lock=PutLock(Clock()),
+        flags=RunningFlags(),
+    )
+    leader = ReplicaProcess(0, 3)
+    update, seen = log.meta.update, []
+
+    def watched(values: dict[str, object]) -> None:
+        seen.append((follower.admits(leader, 5), follower.follows(leader, 5)))
+        update(values)
+
+    monkeypatch.setattr(log.meta, "update", watched)
+    follower.step(LeaderHeard(leader, 5))
+    assert seen == [(True, False)]
+    assert follower.follows(leader, 5)
+    log.abandon()
+
+
 class OtherBoot(Files):
     """The machine after a power loss: nothing that a boot leaves in memory is there."""
 

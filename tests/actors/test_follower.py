@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import queue
 import threading
 
@@ -121,6 +122,72 @@ def test_few_bytes_are_acknowledged_when_they_are_synced(port, session, monkeypa
     assert line.hear() == Ack(3, 3, 0)
     port.sync()
     assert line.hear() == Ack(3, 3, 3)
+    line.hang_up()
+
+
+def test_the_ack_loop_acknowledges_a_sync_itself(port, session):
+    line = Line(session, incarnation=1)
+    assert not session.acknowledge_synced()
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    # The logs are not compared yet.
+    assert not session.acknowledge_synced()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    assert line.hear() == Ack(3, 3, 0)
+    # Its thread sleeps on: no wakeup comes.
+    port.log.sync()
+    assert session.acknowledge_synced()
+    assert line.hear() == Ack(3, 3, 3)
+    line.hang_up()
+    assert line.silent
+
+
+def test_the_ack_loop_sends_no_more_than_a_leader_that_reads_nothing_can_take(
+    port, session, monkeypatch
+):
+    monkeypatch.setattr(session_module, "UNREAD_ACKS_MAX", 2)
+    line = Line(session, incarnation=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit := unit_of(b"abc"),)), b"abc")
+    line.hear()
+    assert [session.acknowledge_synced() for _ in range(3)] == [True, True, False]
+    # A frame shows that the leader is alive.
+    line.say(AppendEntries(3, unit.value, 0, ()))
+    assert [line.hear() for _ in range(3)] == [Ack(3, 3, 0)] * 3
+    assert session.acknowledge_synced()
+    line.hang_up()
+
+
+@pytest.mark.parametrize("lock", ["_lock", "_stream.send_lock"])
+def test_the_ack_loop_waits_for_no_other_thread(port, session, lock):
+    line = Line(session, incarnation=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.hear()
+    answers: queue.Queue = queue.Queue()
+    with operator.attrgetter(lock)(session):
+        asking = threading.Thread(target=lambda: answers.put(session.acknowledge_synced()))
+        asking.start()
+        assert answers.get(timeout=10) is False
+        asking.join()
+    assert session.acknowledge_synced()
+    line.hang_up()
+
+
+def test_a_broken_stream_does_not_end_the_ack_loop(port, session):
+    line = Line(session, incarnation=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.hear()
+
+    def send(frame: bytes, body: object) -> None:
+        raise ConnectionError("reset")
+
+    session._stream._send = send
+    assert not session.acknowledge_synced()
     line.hang_up()
 
 

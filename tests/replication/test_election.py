@@ -228,6 +228,39 @@ def test_log_bytes_of_another_process_of_the_leader_are_admitted_in_its_epoch_al
     assert not replica.machine.admits(process(2), 5)
 
 
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_frame_of_the_leader_that_is_followed_takes_no_step(is_complete: bool):
+    replica = follower(ballot=Ballot(epoch=1, is_complete=is_complete))
+    machine = replica.machine
+    assert machine.follows(process(0), 5) is is_complete
+    before = machine.ballot, machine.leader, machine.state, machine.wait_ms(replica.now_ms)
+    replica.effects.clear()
+    replica.step(r.LeaderHeard(process(0), 5))
+    if is_complete:
+        assert replica.effects == []
+        assert before == (
+            machine.ballot,
+            machine.leader,
+            machine.state,
+            machine.wait_ms(replica.now_ms),
+        )
+
+
+@pytest.mark.parametrize(
+    ("stream", "epoch"),
+    [(ReplicaProcess(0, 777), 5), (process(2), 5), (process(0), 4), (process(0), 6)],
+)
+def test_frames_of_any_other_process_or_epoch_take_a_step(stream: ReplicaProcess, epoch: int):
+    assert not follower().machine.follows(stream, epoch)
+
+
+def test_frames_of_a_leader_that_was_replaced_take_a_step():
+    replica = follower()
+    replica.hear(2, wire.CheckLeader(7, (1,)), epoch=5)
+    assert replica.machine.is_replaced(process(0))
+    assert not replica.machine.follows(process(0), 5)
+
+
 # --- the time of the next step --------------------------------------------------------------------
 
 

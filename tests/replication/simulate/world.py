@@ -771,7 +771,8 @@ class World:
         def answer(header: FrameHeader, message: ReplicaMessage) -> None:
             self.network.append(Packet(node.id, leader, connection, (header, message, None)))
 
-        self.step(node, r.LeaderHeard(header.sender, header.epoch))
+        if not replica.follows(header.sender, header.epoch):
+            self.step(node, r.LeaderHeard(header.sender, header.epoch))
         if not replica.admits(header.sender, header.epoch):
             text = f"epoch {header.epoch} is over"
             refusal = wire.Refusal(wire.Reason.EPOCH, replica.epoch, text)
