@@ -266,6 +266,7 @@ class PutAcks:
         if (
             queue.waits_for_replicas
             or not queue.promise.waits_for_sync
+            or not self._appends.may_await_synced()
             or not self._await_sync_throttle.should_try()
         ):
             return

@@ -4,6 +4,7 @@ control_block   the page of fields through which processes report their ends
 ring            the lists between CommitLog and Replication
 wakeup          how one process wakes another
 append_wakeups  the rules by which most wakeups are left out
+idle_cores      whether the machine's cores have time to spare
 heartbeat       how a CommitLog that hangs is noticed
 processes       processes as (pid, start time), held by pidfd
 failures        operations that fail and are tried again

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from raymq.actors.shared import control_block
 from raymq.actors.shared.append_wakeups import AppendNotifier, wake_none
+from raymq.actors.shared.idle_cores import IdleCores
 from raymq.actors.shared.latency import NO_LATENCIES, Latencies
 from raymq.actors.shared.processes import ProcessHandle, new_incarnation, own_identity
 from raymq.actors.shared.ring import ReplicationRings
@@ -123,7 +124,12 @@ class Supervisor:
         self._pooled = control_block.COMMIT_REAL_TIME in roles
         #: publishes appends and wakes the satellites for them
         self.appends = AppendNotifier(
-            self.control, roles, self._flusher, clock=clock, commit_least_bytes=commit_least_bytes
+            self.control,
+            roles,
+            self._flusher,
+            clock=clock,
+            cores=IdleCores(clock=clock, files=files),
+            commit_least_bytes=commit_least_bytes,
         )
 
         self._boot = files.boot_id_hash()

@@ -11,8 +11,9 @@ import pytest
 
 from raymq.actors.satellites.flush_service import FlushService
 from raymq.actors.satellites.satellite import GrantStatus
-from raymq.actors.shared.append_wakeups import AppendNotifier
+from raymq.actors.shared.append_wakeups import AppendNotifier, FlusherView
 from raymq.actors.shared.control_block import Leadership
+from raymq.actors.shared.idle_cores import IdleCores
 from raymq.actors.shared.retry_throttle import PAUSE_MAX, RetryThrottle
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.supervisor import Supervisor
@@ -146,13 +147,38 @@ class TimedFlusher:
         return 100 if self._clock.seconds >= self.synced_at_s else 0
 
 
+def notifier_of(clock: ManualClock, *, flusher: FlusherView | None, are_idle: bool = True):
+    cores = Mock(spec=IdleCores)
+    cores.are_idle.return_value = are_idle
+    return AppendNotifier(
+        Mock(), ["group_commit"], flusher, clock=clock, cores=cores, commit_least_bytes=0
+    )
+
+
+@pytest.mark.parametrize("are_idle", [True, False])
+def test_nothing_is_announced_and_no_sync_is_awaited_while_no_core_has_time_to_spare(
+    are_idle: bool,
+) -> None:
+    clock = TickingClock()
+    notifier = notifier_of(clock, flusher=TimedFlusher(clock), are_idle=are_idle)
+    woken: list[str] = []
+    notifier.wake = woken.append
+    notifier.announce()
+    assert woken == (["group_commit"] if are_idle else [])
+    assert notifier.may_await_synced() is are_idle
+
+
+def test_no_sync_is_awaited_without_a_flusher() -> None:
+    assert not notifier_of(TickingClock(), flusher=None).may_await_synced()
+
+
 @pytest.mark.parametrize(("sync_us", "nap_us"), [(300, 150), (100, 50), (40, None)])
 def test_a_put_that_waits_alone_sleeps_for_half_of_a_usual_sync(
     sync_us: int, nap_us: int | None
 ) -> None:
     clock = TickingClock()
     flusher = TimedFlusher(clock)
-    notifier = AppendNotifier(Mock(), ["group_commit"], flusher, clock=clock, commit_least_bytes=0)
+    notifier = notifier_of(clock, flusher=flusher)
     late_us: list[float] = []
     for _ in range(100):
         flusher.synced_at_s = clock.seconds + sync_us / 1e6
