@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from raymq.actors.shared.idle_cores import IdleCores
 from tests.support.background import is_background, replace_items
 from tests.support.leftovers import claim, sweep
 from tests.support.loop_disk import can_mount
@@ -158,6 +159,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End them, also when the run was broken off."""
     if _programs in config.stash:
         config.stash[_programs].close()
+
+
+@pytest.fixture
+def idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else this machine computes, a CommitLog in this process takes its cores for idle."""
+    monkeypatch.setattr(IdleCores, "are_idle", lambda self: True)
 
 
 @pytest.fixture

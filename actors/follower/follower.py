@@ -21,7 +21,7 @@ logger = logging.getLogger("raymq.commit_log")
 #: how long the ack loop sleeps while all is synced, and while it is not: a wakeup ends the sleep
 IDLE_WAIT_MS = 500
 BUSY_WAIT_MS = 10
-#: how often satellites are supervised while bytes wait for their sync
+#: how often satellites are supervised while acks are due at each wakeup
 TICK_MS = 20
 
 #: a follower delivers no delayed messages. A leader keeps their records, as a rule for two days at most
@@ -63,9 +63,9 @@ class Follower(ReplicaRole):
         is_idle = log.synced >= log.end
         host.supervisor.wait(host.idle_wait_ms(IDLE_WAIT_MS) if is_idle else BUSY_WAIT_MS)
         # Acks first: while the leader sends, most wakeups are about them.
-        self._port.note_progress()
+        has_moved = self._port.note_progress()
         now_ms = host.clock.monotonic_ms()
-        if is_idle or now_ms - self._ticked_ms >= TICK_MS:
+        if not has_moved or now_ms - self._ticked_ms >= TICK_MS:
             host.supervisor.tick()
             self._ticked_ms = now_ms
         host.check_poisoned()

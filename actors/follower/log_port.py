@@ -147,18 +147,22 @@ class FollowerLogPort:
 
     # --- syncs ------------------------------------------------------------------------------------
 
-    def note_progress(self) -> None:
-        """Note how far the log is synced, and acknowledge that, or wake the thread that does. Callers: the ack loop."""
+    def note_progress(self) -> bool:
+        """Note how far the log is synced, and acknowledge that, or wake the thread that does. Callers: the ack loop.
+
+        Returns: whether the synced end has moved.
+        """
         host = self._host
         # An end that was read before a truncation must not be noted after it.
         with host.log_lock:
             synced = host.supervisor.progress().ends.synced
             if synced <= self._log.synced:
-                return
+                return False
             self._log.note_synced(synced)
         if not self.acknowledge_synced():
             with self._changed:
                 self._changed.notify_all()
+        return True
 
     def wait_durable(self, offset: int, timeout_ms: int) -> int:
         """Wait until `durable() >= offset`, the log is stopping, or the time is up. Returns: the durable end."""

@@ -81,7 +81,7 @@ class FollowerSession:
         self._lock = threading.Lock()
         #: of `matched`. One assignment, made after all effects of a frame: elections read it at any time
         self._matched = (0, 0)
-        #: the newest one
+        #: the one that is served; None: none is
         self._stream: _LeaderStream | None = None
         self._machine = log_receiver.LogReceiver(
             cluster=wire.cluster_key(str(identity["cluster_id"])),
@@ -105,7 +105,7 @@ class FollowerSession:
 
         Raises: Rejected for a frame that cannot be read; the errors of `frames` and `send`.
         """
-        stream = self._stream = _LeaderStream(send)
+        stream = _LeaderStream(send)
         acknowledger = threading.Thread(
             target=self._acknowledge_syncs, args=(stream,), name="raymq-sync-acks", daemon=True
         )
@@ -116,6 +116,9 @@ class FollowerSession:
                     return
         finally:
             stream.ended.set()
+            with self._lock:
+                if self._stream is stream:
+                    self._stream = None
             acknowledger.join()
 
     def _serve(self, frame: bytes, body: Any, stream: _LeaderStream) -> bool:
@@ -135,6 +138,7 @@ class FollowerSession:
             refused = any(isinstance(reply, wire.Refusal) for reply in replies)
             if served:
                 stream.header = current
+                self._stream = stream
                 if refused:
                     machine.leave()
                 matched_end = machine.matched_end if machine.matched else 0
@@ -233,7 +237,7 @@ class FollowerSession:
         Callers: the ack loop. Returns: False: the thread of the stream has to acknowledge it.
         """
         stream = self._stream
-        if stream is None or stream.unread_acks >= UNREAD_ACKS_MAX:
+        if stream is None or stream.ended.is_set() or stream.unread_acks >= UNREAD_ACKS_MAX:
             return False
         if not stream.send_lock.acquire(blocking=False):
             return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
-#: between two readings: 20 us each
+#: between two readings: 20 us each on two cores, more on a machine with many
 PERIOD_MS = 500
 #: of the time of all cores: what is below is rounding
 IDLE_SHARE_MIN = 0.03
@@ -25,13 +25,16 @@ class IdleCores:
     def __init__(self, *, clock: Clock, files: Files) -> None:
         self._clock = clock
         self._files = files
-        #: idle and whole time at the last reading, in ticks of the kernel; None: not read yet
+        #: idle and whole time at the last reading, in ticks of the kernel; None: not known
         self._last: tuple[int, int] | None = None
         self._read_ms = -PERIOD_MS
         self._are_idle = True
 
     def are_idle(self) -> bool:
-        """Whether the cores had idle time lately. True before two readings, and where the kernel does not say."""
+        """Whether the cores had idle time lately. True before two readings, and where the kernel does not say.
+
+        A container sees the times of its machine.
+        """
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._read_ms >= PERIOD_MS:
             self._read_ms = now_ms
@@ -44,6 +47,7 @@ class IdleCores:
             times = [int(each) for each in line.split()[1:]]
             now = times[_IDLE] + times[_IOWAIT], sum(times[:_GUEST])
         except (OSError, ValueError, IndexError):
+            self._last = None
             return True
 
         last, self._last = self._last or now, now

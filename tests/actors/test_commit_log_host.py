@@ -326,6 +326,7 @@ def test_the_flusher_is_woken_once_for_a_put_that_is_alone(serving: Shard) -> No
     until(lambda: len(calls) == 30, lambda: threading.Event().wait(0.005))
 
 
+@pytest.mark.usefixtures("idle_cores")
 def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +401,7 @@ def test_puts_of_one_message_wake_the_flusher_early_while_they_have_few_rows(
         assert len(announced) == expected
 
 
+@pytest.mark.usefixtures("idle_cores")
 def test_puts_of_one_message_that_is_alone_are_answered_by_the_thread_that_brought_them(
     serving: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from raymq.actors.follower import follower
 from raymq.actors.follower.log_port import FollowerLogPort
+from raymq.actors.follower.session import FollowerSession
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import FollowerProgress
 from raymq.actors.supervise import dispatcher
@@ -162,6 +163,13 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
     made = Shard(tmp_path)
     yield made
     made.close()
+
+
+def test_the_ack_loop_of_a_follower_acknowledges_on_the_stream_of_its_leader(shard: Shard) -> None:
+    host = shard.start(1)
+    assert isinstance(host.role, follower.Follower)
+    assert isinstance(host.streams, FollowerSession)
+    assert host.role._port.acknowledge_synced == host.streams.acknowledge_synced
 
 
 def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) -> None:

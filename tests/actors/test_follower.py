@@ -5,12 +5,16 @@ from __future__ import annotations
 import operator
 import queue
 import threading
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
+from raymq.actors.follower import follower as follower_module
 from raymq.actors.follower import session as session_module
+from raymq.actors.follower.follower import Follower
+from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.follower.session import FollowerSession
-from raymq.replication.election import Received
+from raymq.replication.election import LeaderHeard, Received
 from raymq.replication.wire import (
     Ack,
     AppendEntries,
@@ -30,6 +34,7 @@ from raymq.replication.wire import (
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Rejected
 from raymq.store.log.chain import ChainUnit
+from tests.support.clock import ManualClock
 from tests.support.replica_pair import CommitLogPort, new_session, wait_until
 
 IDENTITY = {"cluster_id": "c", "shard": 0, "replica": 1, "incarnation": 5}
@@ -140,6 +145,95 @@ def test_the_ack_loop_acknowledges_a_sync_itself(port, session):
     assert line.hear() == Ack(3, 3, 3)
     line.hang_up()
     assert line.silent
+
+
+def test_the_ack_loop_acknowledges_on_the_stream_that_is_served(port, session):
+    line = Line(session, incarnation=1, epoch=4)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.hear()
+    # The leader of an earlier epoch comes back.
+    late = Line(session, incarnation=9, epoch=3)
+    late.say(Hello(3, 0), to=0)
+    assert isinstance(late.hear(), Refusal)
+    port.log.sync()
+    assert session.acknowledge_synced()
+    assert line.hear() == Ack(3, 3, 3)
+    assert late.silent
+    late.hang_up()
+    line.hang_up()
+    # No stream is served.
+    assert not session.acknowledge_synced()
+
+
+def test_frames_of_the_leader_that_is_followed_take_no_step_of_the_elections(
+    port, session, monkeypatch
+):
+    step, heard = session._elections.step, []
+    monkeypatch.setattr(
+        session._elections, "step", lambda event: heard.append(event) or step(event)
+    )
+    line = Line(session, incarnation=1, epoch=4)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.hear()
+    assert heard == [LeaderHeard(ReplicaProcess(0, 1), 4)]
+    line.hang_up()
+
+
+class Host(Mock):
+    """A follower's host whose satellites the test plays."""
+
+    def sync(self, end: int) -> None:
+        self.supervisor.progress.return_value.ends.synced = end
+
+
+@pytest.fixture
+def host():
+    host = Host(log_lock=threading.Lock(), clock=ManualClock(), log=Mock(synced=0, end=9))
+    host.log.note_synced.side_effect = lambda end: setattr(host.log, "synced", end)
+    host.config.flush = "sync"
+    host.sync(0)
+    return host
+
+
+def test_a_sync_is_acknowledged_by_the_ack_loop_or_by_the_thread_that_it_wakes(host):
+    port = FollowerLogPort(host)
+    acknowledged = []
+    port.acknowledge_synced = lambda: acknowledged.append(host.log.synced) or len(acknowledged) > 1
+    woken: list[bool] = []
+    port._changed = MagicMock(notify_all=lambda: woken.append(True))
+    assert not port.note_progress()
+    host.sync(3)
+    assert port.note_progress()
+    assert (acknowledged, woken) == ([3], [True])
+    host.sync(9)
+    assert port.note_progress()
+    assert (acknowledged, woken) == ([3, 9], [True])
+
+
+def test_a_follower_acknowledges_before_it_supervises_and_supervises_once_in_a_while(host):
+    port = FollowerLogPort(host)
+    port.acknowledge_synced = lambda: host.acknowledged() or True
+    replica = Follower(host, port)
+    for end in (1, 2, 3):
+        host.sync(end)
+        replica.step()
+    assert host.acknowledged.call_count == 3
+    assert host.supervisor.tick.call_count == 1
+    names = [call[0] for call in host.mock_calls]
+    assert names.index("acknowledged") < names.index("supervisor.tick")
+
+    # A satellite that asks for its grant does not wait for that.
+    replica.step()
+    assert host.supervisor.tick.call_count == 2
+    host.clock.advance(follower_module.TICK_MS)
+    host.sync(9)
+    replica.step()
+    assert host.supervisor.tick.call_count == 3
+    assert host.check_poisoned.call_count == 5
 
 
 def test_the_ack_loop_sends_no_more_than_a_leader_that_reads_nothing_can_take(

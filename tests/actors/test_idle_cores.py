@@ -77,8 +77,9 @@ def test_cores_count_as_idle_where_the_kernel_does_not_say(content: bytes):
     machine = Machine()
     machine.times.content = content
     assert machine.after(PERIOD_MS, busy=100)
-    # Nothing is believed of the time in between, either.
+    # Nothing is known of the time in between, either.
     machine.times.content = None
+    assert machine.after(PERIOD_MS, busy=100)
     assert not machine.after(PERIOD_MS, busy=100)
 
 

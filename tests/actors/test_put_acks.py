@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +16,7 @@ from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader import put_acks
 from raymq.actors.replica import open_replica
 from raymq.actors.shared import append_wakeups, ring
+from raymq.actors.shared.idle_cores import IdleCores
 from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.config.promise import Acks, Flush
 from raymq.store.config.store_config import StoreConfig
@@ -240,6 +241,33 @@ def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Lead
     assert leader_of(leader.host).waiting_puts == 0
 
 
+@pytest.mark.parametrize("are_idle", [True, False])
+def test_a_put_that_is_alone_awaits_its_sync_while_cores_have_time_to_spare(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch, are_idle: bool
+) -> None:
+    monkeypatch.setattr(IdleCores, "are_idle", lambda self: are_idle)
+    appends, awaited = leader.host.supervisor.appends, []
+    await_synced = appends.await_synced
+
+    def watched(end: int, wanted: Callable[[], bool]) -> bool:
+        awaited.append(end)
+        return await_synced(end, wanted)
+
+    monkeypatch.setattr(appends, "await_synced", watched)
+
+    def put() -> None:
+        leader.host.put(leader.request("leader", producer_id=3), producer_waits=True).wait(30)
+
+    if are_idle:
+        # The flusher may be done before the polling begins.
+        until(lambda: awaited, put)
+    else:
+        for _ in range(5):
+            put()
+        assert not awaited
+
+
+@pytest.mark.usefixtures("idle_cores")
 def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def test_a_process_whose_grant_was_revoked_gets_the_next_one_without_a_restart(
     assert child.poll() is None
 
 
+@pytest.mark.usefixtures("idle_cores")
 def test_a_flusher_that_an_announcement_woke_is_not_woken_again(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
 ):
@@ -230,6 +231,7 @@ def test_a_flusher_that_an_announcement_woke_is_not_woken_again(
     assert woken == ["group_commit"] * 4
 
 
+@pytest.mark.usefixtures("idle_cores")
 def test_a_flusher_that_may_sleep_again_is_woken_again(
     make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
 ):
