@@ -222,7 +222,7 @@ class Elections:
         return self._machine.admits(leader, epoch)
 
     def follows(self, leader: ReplicaProcess, epoch: int) -> bool:
-        """Whether `step(LeaderHeard)` would change nothing, and the epoch is on disk. Costs a tenth of a step."""
+        """Whether `step(LeaderHeard)` would change nothing, and the epoch is on disk."""
         machine = self._machine
         # The ballot last: a step of another thread may not have stored it yet.
         return machine.follows(leader, epoch) and machine.ballot == self._stored

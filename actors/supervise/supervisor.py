@@ -232,8 +232,8 @@ class Supervisor:
     def tick(self) -> None:
         """Supervise once: publish a heartbeat, poison after a failed sync, revoke stale leases, grant vacant ones.
 
-        Callers: at each wakeup and at least every 500 ms. May take as long as a witness sync, but never waits for a
-        death. It holds no lock during that sync: a truncation may come in between.
+        Callers: at each wakeup not about acks, and at least every 500 ms. May take as long as a witness sync, but
+        never waits for a death. It holds no lock during that sync: a truncation may come in between.
         """
         with self._lock:
             now_ms = self._clock.monotonic_ms()

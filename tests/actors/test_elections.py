@@ -170,12 +170,9 @@ def test_a_follower_notes_the_epoch_of_its_leader_and_never_an_older_one(tmp_pat
     log.abandon()
 
 
-def test_a_leader_is_followed_without_a_step_once_its_epoch_is_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
-    log.recover(0)
-    follower = Elections(
+def elections_of(log: CommitLog) -> Elections:
+    """Those of replica 1 of three, each of which may lead."""
+    return Elections(
         log,
         ReplicaProcess(1, 7),
         members=(0, 1, 2),
@@ -184,6 +181,14 @@ def test_a_leader_is_followed_without_a_step_once_its_epoch_is_on_disk(
         put_lock=PutLock(Clock()),
         flags=RunningFlags(),
     )
+
+
+def test_a_leader_is_followed_without_a_step_once_its_epoch_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
+    log.recover(0)
+    follower = elections_of(log)
     leader = ReplicaProcess(0, 3)
     update, seen = log.meta.update, []
 
@@ -220,16 +225,7 @@ def test_a_power_loss_counts_by_the_flush_mode_of_the_run_before(
     def elections(flush: Flush, files: Files) -> tuple[CommitLog, Elections]:
         log = CommitLog(tmp_path, replace(CONFIG, flush=flush), files=files, clock=Clock())
         log.recover(0)
-        made = Elections(
-            log,
-            ReplicaProcess(1, 7),
-            members=(0, 1, 2),
-            candidates=(0, 1, 2),
-            clock=Clock(),
-            put_lock=PutLock(Clock()),
-            flags=RunningFlags(),
-        )
-        return log, made
+        return log, elections_of(log)
 
     log, before = elections(flush_before, Files())
     before.step(LeaderHeard(ReplicaProcess(0, 3), 5))
