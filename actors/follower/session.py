@@ -254,11 +254,12 @@ class FollowerSession:
                 self._lock.release()
 
             stream.unread_acks += 1
-            stream.send(frame)
+            try:
+                stream.send(frame)
+            except Exception:
+                # Any error of the transport means that the stream is broken. Its reader gets an error too.
+                return False
             return True
-        except Exception:
-            # Any error of the transport means that the stream is broken. Its reader gets an error too.
-            return False
         finally:
             stream.send_lock.release()
 

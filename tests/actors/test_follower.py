@@ -285,6 +285,22 @@ def test_a_broken_stream_does_not_end_the_ack_loop(port, session):
     line.hang_up()
 
 
+def test_a_bug_while_an_ack_is_made_ends_the_ack_loop_and_frees_its_locks(
+    port, session, monkeypatch
+):
+    line = Line(session, incarnation=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    line.hear()
+    with monkeypatch.context() as patches:
+        patches.setattr(session, "_make_ack", Mock(side_effect=AssertionError("a bug")))
+        with pytest.raises(AssertionError, match="a bug"):
+            session.acknowledge_synced()
+    assert session.acknowledge_synced()
+    line.hang_up()
+
+
 def test_syncs_are_acknowledged_after_a_cut_as_before(port, session, monkeypatch):
     monkeypatch.setattr(session_module, "UNACKNOWLEDGED_BYTES_MAX", 3)
     line = Line(session, incarnation=1)
