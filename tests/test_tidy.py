@@ -55,6 +55,7 @@ SATELLITE_MODULES = (
     "raymq.actors.shared.latency",
     "raymq.actors.shared.processes",
     "raymq.actors.shared.ring",
+    "raymq.actors.shared.time_slice",
     "raymq.actors.satellites.satellite",
     "raymq.actors.satellites.service",
     "raymq.store.base.clock",

@@ -38,6 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
 from raymq.replication.quorum import can_fail_over, can_spare
 from raymq.store.base.clock import Clock
@@ -78,9 +79,17 @@ PEER_TIMEOUT_S = 2.0
 
 
 def start_thread(target: Callable[..., None], *args: Any) -> None:
-    """Begin an actor's work in a thread, so that its constructor returns."""
+    """Begin an actor's work in a thread, so that its constructor returns.
+
+    The thread has short time slices, and so have all that it starts.
+    """
+
+    def run() -> None:
+        shorten_time_slice()
+        target(*args)
+
     try:
-        threading.Thread(target=target, args=args, name="raymq-start", daemon=True).start()
+        threading.Thread(target=run, name="raymq-start", daemon=True).start()
     except RuntimeError:
         # An exception in the constructor would end the actor for good. After an exit Ray starts it again.
         logger.exception("no thread could be started")

@@ -5,6 +5,7 @@ ring            the lists between CommitLog and Replication
 wakeup          how one process wakes another
 append_wakeups  the rules by which most wakeups are left out
 idle_cores      whether the machine's cores have time to spare
+time_slice      short time slices for threads that answer others
 heartbeat       how a CommitLog that hangs is noticed
 processes       processes as (pid, start time), held by pidfd
 failures        operations that fail and are tried again

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from raymq.actors.protocol.small_puts import SmallPut
+from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
@@ -162,6 +163,8 @@ class ShardSender:
     # --- the receiver thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
+        # A receipt waits for this thread, perhaps beside a program that computes.
+        shorten_time_slice()
         while self._wait_for_batches():
             connection: Connection | None = None
             stream: PutStream | None = None
