@@ -178,9 +178,22 @@ class Bench:
 # --- producers ------------------------------------------------------------------------------------
 
 
-def waiting_threads(bench: Bench, threads: int, *, topic: str = "t4", keyed: bool = False) -> None:
+@contextlib.contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep the threads that are started in the block on one core, as `taskset` would."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def waiting_threads(
+    bench: Bench, threads: int, *, topic: str = "t4", keyed: bool = False, name: str = ""
+) -> None:
     """So many threads of one producer, each waiting for its receipt before it sends again."""
-    name = f"{threads}_threads" + (f"_keyed_{topic}" if keyed else "")
+    name = f"{threads}_threads" + (f"_keyed_{topic}" if keyed else name)
     with bench.cluster.producer() as producer, bench.measured(name) as times:
         stop = time.perf_counter() + bench.seconds
 
@@ -529,6 +542,8 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
         rounds.note("woken_threads_s", woken_threads_rate(64, bench.seconds))
         for topic in ("t4", "t64"):
             waiting_threads(bench, 64, topic=topic, keyed=True)
+        with on_one_core():
+            waiting_threads(bench, 64, name="_of_a_program_on_one_core")
     if "in-flight" in parts:
         note_redis(bench, directory, "64_futures", 64, serial)
         futures_in_flight(bench, 64)
