@@ -19,12 +19,17 @@ ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 SCHED_SETATTR, SCHED_GETATTR = 314, 315
 #: the policies that have a slice: SCHED_OTHER and SCHED_BATCH
 _SLICED = (0, 3)
+#: the flag SCHED_FLAG_RESET_ON_FORK
+_NOT_INHERITED = 1
 
 
-def shorten_time_slice() -> bool:
-    """Shorten the slices of the calling thread, and of the threads and processes that it starts.
+def shorten_time_slice(*, inherited: bool) -> bool:
+    """Shorten the slices of the calling thread.
 
     A thread that computes is interrupted more often then. A real-time or idle thread is left as it is.
+
+    Args: `inherited`: threads and processes that it starts have short slices, too. If it runs code of a user, they
+    should not.
     Returns: whether the kernel took it. An older kernel does not.
     """
     if platform.machine() != "x86_64":
@@ -37,6 +42,8 @@ def shorten_time_slice() -> bool:
     if policy not in _SLICED:
         return False
 
+    if not inherited:
+        flags |= _NOT_INHERITED
     asked = ATTRIBUTES.pack(size, policy, flags, nice, priority, SLICE_NS, 0, 0)
     if call(SCHED_SETATTR, 0, asked, 0) or call(SCHED_GETATTR, 0, held, ATTRIBUTES.size, 0):
         return False

@@ -163,8 +163,8 @@ class ShardSender:
     # --- the receiver thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        # A receipt waits for this thread, perhaps beside a program that computes.
-        shorten_time_slice()
+        # A receipt waits for this thread, perhaps beside a program that computes. Callbacks may start other threads.
+        shorten_time_slice(inherited=False)
         while self._wait_for_batches():
             connection: Connection | None = None
             stream: PutStream | None = None

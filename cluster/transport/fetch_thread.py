@@ -51,7 +51,7 @@ class FetchThread:
 
     def _run(self) -> None:
         # A message waits for this thread, perhaps beside a program that computes.
-        shorten_time_slice()
+        shorten_time_slice(inherited=False)
         failures = 0
         while not self._ended():
             stream: FetchStream | None = None
