@@ -44,6 +44,7 @@ from benchmarks.put import (
     echo_that_syncs,
     flight_echo,
     percentile,
+    pin,
     raw_limit,
 )
 from raymq.cluster.messages.columns import put_batch
@@ -180,20 +181,20 @@ class Bench:
 
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
-    """Keep the threads that are started in the block on one core, as `taskset` would."""
+    """Keep all threads of this program on one core, as `taskset` would."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
+    pin(os.getpid(), {min(before)})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        pin(os.getpid(), before)
 
 
 def waiting_threads(
-    bench: Bench, threads: int, *, topic: str = "t4", keyed: bool = False, name: str = ""
+    bench: Bench, threads: int, *, topic: str = "t4", keyed: bool = False, suffix: str = ""
 ) -> None:
     """So many threads of one producer, each waiting for its receipt before it sends again."""
-    name = f"{threads}_threads" + (f"_keyed_{topic}" if keyed else name)
+    name = f"{threads}_threads" + (f"_keyed_{topic}" if keyed else "") + suffix
     with bench.cluster.producer() as producer, bench.measured(name) as times:
         stop = time.perf_counter() + bench.seconds
 
@@ -543,7 +544,7 @@ def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: boo
         for topic in ("t4", "t64"):
             waiting_threads(bench, 64, topic=topic, keyed=True)
         with on_one_core():
-            waiting_threads(bench, 64, name="_of_a_program_on_one_core")
+            waiting_threads(bench, 64, suffix="_of_a_program_on_one_core")
     if "in-flight" in parts:
         note_redis(bench, directory, "64_futures", 64, serial)
         futures_in_flight(bench, 64)

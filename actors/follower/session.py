@@ -228,7 +228,9 @@ class FollowerSession:
             try:
                 self._send_ack(stream)
             except Exception:
-                # Any error of the transport means that the stream is broken. Its reader gets an error too.
+                if not stream.broken:
+                    raise
+                # Its reader gets an error too.
                 return
 
     def acknowledge_synced(self) -> bool:
@@ -254,12 +256,13 @@ class FollowerSession:
                 self._lock.release()
 
             stream.unread_acks += 1
-            try:
-                stream.send(frame)
-            except Exception:
-                # Any error of the transport means that the stream is broken. Its reader gets an error too.
-                return False
+            stream.send(frame)
             return True
+        except Exception:
+            if not stream.broken:
+                raise
+            # Its reader gets an error too.
+            return False
         finally:
             stream.send_lock.release()
 
@@ -294,6 +297,8 @@ class _LeaderStream:
         #: the durable end that was acknowledged last, as far as the log was not cut since
         self.acknowledged = -1
         self.ended = threading.Event()
+        #: a send failed: the transport has ended the stream
+        self.broken = False
         #: acks of `acknowledge_synced` since the last frame of the leader
         self.unread_acks = 0
         #: of the session that this stream carries, or None before its Hello
@@ -302,7 +307,11 @@ class _LeaderStream:
     def send(self, frame: bytes) -> None:
         """Send a frame, one at a time."""
         with self.send_lock:
-            self._send(frame, None)
+            try:
+                self._send(frame, None)
+            except BaseException:
+                self.broken = True
+                raise
 
 
 def _check_body(message: wire.AppendEntries, data: memoryview | None) -> None:

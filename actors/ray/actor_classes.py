@@ -81,7 +81,7 @@ PEER_TIMEOUT_S = 2.0
 def start_thread(target: Callable[..., None], *args: Any) -> None:
     """Begin an actor's work in a thread, so that its constructor returns.
 
-    The thread has short time slices, and so have all that it starts.
+    The thread and all that it starts have short time slices, where the kernel has them.
     """
 
     def run() -> None:

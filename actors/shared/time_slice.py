@@ -1,17 +1,19 @@
 """Short time slices for threads that answer others.
 
 Beside a program that computes, a woken thread waits for the end of that program's time slice: up to some milliseconds.
-From Linux 6.12 on, a thread with a shorter slice runs at once. Its share of the core stays the same, in shorter turns.
-Source: sched_setattr(2), `sched_runtime` of a thread that is not real-time.
+From Linux 6.12 on, a thread with a shorter slice need not wait, as long as it has used no more than its share of the
+core. Its share stays the same, in shorter turns.
+Source: the member `sched_runtime` of sched_setattr(2), Linux 857b158dc5e8 ("sched/eevdf: Use sched_attr::sched_runtime
+to set request/slice suggestion").
 """
 
 from __future__ import annotations
 
 import ctypes
-import platform
+import os
 import struct
 
-#: the shortest slice that the kernel takes, nanoseconds. The usual one on two cores has 1.4 ms
+#: the shortest slice that the kernel takes, nanoseconds. The usual one is 1.4 ms on two cores with Linux 6.18
 SLICE_NS = 100_000
 #: `struct sched_attr`: size, policy, flags, nice, priority, slice, deadline, period
 ATTRIBUTES = struct.Struct("=IIQiIQQQ")
@@ -24,22 +26,24 @@ _NOT_INHERITED = 1
 
 
 def shorten_time_slice(*, inherited: bool) -> bool:
-    """Shorten the slices of the calling thread.
+    """Shorten the slices of the calling thread. With short slices a thread that computes is interrupted more often.
 
-    A thread that computes is interrupted more often then. A real-time or idle thread is left as it is.
-
-    Args: `inherited`: threads and processes that it starts have short slices, too. If it runs code of a user, they
-    should not.
-    Returns: whether the kernel took it. An older kernel does not.
+    Args: `inherited`: threads and processes that the thread starts have short slices, too. False for a thread that runs
+    callbacks.
+    Returns: whether the thread has short slices now. The kernel may be too old, or a sandbox may refuse the call. A
+    real-time or idle thread is left as it is. So is one of raised priority (nice below 0) if `inherited` is False: what
+    that one starts would lose the priority with the slices.
     """
-    if platform.machine() != "x86_64":
+    system = os.uname()
+    if (system.sysname, system.machine) != ("Linux", "x86_64"):
         return False
     call = ctypes.CDLL(None).syscall
     held = ctypes.create_string_buffer(ATTRIBUTES.size)
     if call(SCHED_GETATTR, 0, held, ATTRIBUTES.size, 0):
         return False
-    size, policy, flags, nice, priority, *_ = ATTRIBUTES.unpack(held.raw)
-    if policy not in _SLICED:
+    size, policy, flags, nice, priority, usual_ns, *_ = ATTRIBUTES.unpack(held.raw)
+    # Before 6.12 the slice is 0.
+    if policy not in _SLICED or not usual_ns or (nice < 0 and not inherited):
         return False
 
     if not inherited:

@@ -293,12 +293,32 @@ def test_a_bug_while_an_ack_is_made_ends_the_ack_loop_and_frees_its_locks(
     line.hear()
     line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
     line.hear()
+    with session._stream.send_lock:
+        # The stream's thread has sent its ack, and is out.
+        pass
     with monkeypatch.context() as patches:
         patches.setattr(session, "_make_ack", Mock(side_effect=AssertionError("a bug")))
         with pytest.raises(AssertionError, match="a bug"):
             session.acknowledge_synced()
-    assert session.acknowledge_synced()
+    answers: queue.Queue = queue.Queue()
+    asking = threading.Thread(target=lambda: answers.put(session.acknowledge_synced()))
+    asking.start()
+    assert answers.get(timeout=10)
+    asking.join()
     line.hang_up()
+
+
+def test_the_thread_of_acks_ends_with_its_stream_and_raises_a_bug(port, session, monkeypatch):
+    stream = session_module._LeaderStream(Mock(side_effect=ConnectionError("reset")))
+    monkeypatch.setattr(session, "_make_ack", lambda stream: b"ack")
+    port.sync()
+    # It ends with the stream.
+    session._acknowledge_syncs(stream)
+
+    stream = session_module._LeaderStream(Mock())
+    monkeypatch.setattr(session, "_make_ack", Mock(side_effect=AssertionError("a bug")))
+    with pytest.raises(AssertionError, match="a bug"):
+        session._acknowledge_syncs(stream)
 
 
 def test_syncs_are_acknowledged_after_a_cut_as_before(port, session, monkeypatch):
