@@ -85,7 +85,7 @@ def start_thread(target: Callable[..., None], *args: Any) -> None:
     """
 
     def run() -> None:
-        shorten_time_slice(inherited=True)
+        shorten_time_slice()
         target(*args)
 
     try:

@@ -21,18 +21,15 @@ ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 SCHED_SETATTR, SCHED_GETATTR = 314, 315
 #: the policies that have a slice: SCHED_OTHER and SCHED_BATCH
 _SLICED = (0, 3)
-#: the flag SCHED_FLAG_RESET_ON_FORK
-_NOT_INHERITED = 1
 
 
-def shorten_time_slice(*, inherited: bool) -> bool:
-    """Shorten the slices of the calling thread. With short slices a thread that computes is interrupted more often.
+def shorten_time_slice() -> bool:
+    """Shorten the slices of the calling thread, and of the threads that it starts.
 
-    Args: `inherited`: threads and processes that the thread starts have short slices, too. False for a thread that runs
-    callbacks.
+    With short slices a thread that computes is interrupted more often.
+
     Returns: whether the thread has short slices now. The kernel may be too old, or a sandbox may refuse the call. A
-    real-time or idle thread is left as it is. So is one of raised priority (nice below 0) if `inherited` is False: what
-    that one starts would lose the priority with the slices.
+    real-time or idle thread is left as it is.
     """
     system = os.uname()
     if (system.sysname, system.machine) != ("Linux", "x86_64"):
@@ -43,11 +40,9 @@ def shorten_time_slice(*, inherited: bool) -> bool:
         return False
     size, policy, flags, nice, priority, usual_ns, *_ = ATTRIBUTES.unpack(held.raw)
     # Before 6.12 the slice is 0.
-    if policy not in _SLICED or not usual_ns or (nice < 0 and not inherited):
+    if policy not in _SLICED or not usual_ns:
         return False
 
-    if not inherited:
-        flags |= _NOT_INHERITED
     asked = ATTRIBUTES.pack(size, policy, flags, nice, priority, SLICE_NS, 0, 0)
     if call(SCHED_SETATTR, 0, asked, 0) or call(SCHED_GETATTR, 0, held, ATTRIBUTES.size, 0):
         return False

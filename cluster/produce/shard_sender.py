@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 
 from raymq.actors.protocol.small_puts import SmallPut
-from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
@@ -163,8 +162,6 @@ class ShardSender:
     # --- the receiver thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        # A receipt waits for this thread, perhaps beside a program that computes. Callbacks may start other threads.
-        shorten_time_slice(inherited=False)
         while self._wait_for_batches():
             connection: Connection | None = None
             stream: PutStream | None = None

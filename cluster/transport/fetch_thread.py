@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.store.base.errors import RayMQError
 
 from .connection import FetchStream
@@ -50,8 +49,6 @@ class FetchThread:
         return True
 
     def _run(self) -> None:
-        # A message waits for this thread, perhaps beside a program that computes.
-        shorten_time_slice(inherited=False)
         failures = 0
         while not self._ended():
             stream: FetchStream | None = None

@@ -10,14 +10,9 @@ import sys
 import threading
 from types import SimpleNamespace
 
-import pytest
-
 from raymq.actors.ray.actor_classes import start_thread
 from raymq.actors.shared import time_slice
 from raymq.actors.shared.time_slice import SLICE_NS, shorten_time_slice
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.produce.producer import Producer
-from tests.support.fake_backend import FakeCluster
 
 
 def slice_ns(thread: int = 0) -> int:
@@ -43,42 +38,27 @@ def in_a_thread(work):
 
 def test_the_slice_is_as_short_as_the_kernel_has_it():
     usual = slice_ns()
-    taken, now = in_a_thread(lambda: (shorten_time_slice(inherited=True), slice_ns()))
+    taken, now = in_a_thread(lambda: (shorten_time_slice(), slice_ns()))
     assert taken == bool(usual)
     assert now == short_ns()
     assert slice_ns() == usual, "the slice of another thread has changed"
 
 
-@pytest.mark.parametrize("inherited", [True, False])
-def test_threads_that_it_starts_have_the_same_slice_only_if_they_should(inherited):
-    def both() -> tuple[int, int]:
-        shorten_time_slice(inherited=inherited)
-        return slice_ns(), in_a_thread(slice_ns)
+def test_threads_that_it_starts_have_the_same_slice():
+    def of_another() -> int:
+        shorten_time_slice()
+        return in_a_thread(slice_ns)
 
-    assert in_a_thread(both) == (short_ns(), short_ns() if inherited else slice_ns())
+    assert in_a_thread(of_another) == short_ns()
 
 
 def test_nice_stays_as_it_was():
     program = (
         "import os; from raymq.actors.shared.time_slice import shorten_time_slice as shorten; "
-        "before = os.nice(19 - os.nice(0)); print(shorten(inherited=True), before, os.nice(0))"
+        "before = os.nice(19 - os.nice(0)); print(shorten(), before, os.nice(0))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout.split() == [str(bool(slice_ns())).encode(), b"19", b"19"]
-
-
-def test_a_thread_of_raised_priority_keeps_it_for_what_it_starts(monkeypatch):
-    raised = time_slice.ATTRIBUTES.pack(48, 0, 0, -5, 0, 1_400_000, 0, 0)
-    calls = []
-
-    def call(number: int, thread: int, held, *rest: int) -> int:
-        calls.append(number)
-        held[:] = raised
-        return 0
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(syscall=call))
-    assert not shorten_time_slice(inherited=False)
-    assert calls == [time_slice.SCHED_GETATTR]
 
 
 def test_an_older_kernel_is_asked_for_nothing(monkeypatch):
@@ -90,19 +70,19 @@ def test_an_older_kernel_is_asked_for_nothing(monkeypatch):
         return 0
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(syscall=call))
-    assert not shorten_time_slice(inherited=True)
+    assert not shorten_time_slice()
     assert calls == [time_slice.SCHED_GETATTR]
 
 
 def test_a_sandbox_may_refuse_the_calls(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(syscall=lambda *args: -1))
-    assert not shorten_time_slice(inherited=True)
+    assert not shorten_time_slice()
 
 
 def test_a_thread_without_slices_is_left_as_it_is():
     def idle() -> tuple[bool, int]:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        return shorten_time_slice(inherited=True), os.sched_getscheduler(0)
+        return shorten_time_slice(), os.sched_getscheduler(0)
 
     assert in_a_thread(idle) == (False, os.SCHED_IDLE)
 
@@ -110,28 +90,10 @@ def test_a_thread_without_slices_is_left_as_it_is():
 def test_another_machine_is_left_as_it_is(monkeypatch):
     other = SimpleNamespace(sysname="Linux", machine="aarch64")
     monkeypatch.setattr(os, "uname", lambda: other)
-    assert not in_a_thread(lambda: shorten_time_slice(inherited=True))
+    assert not in_a_thread(shorten_time_slice)
 
 
 def test_the_work_of_an_actor_has_short_slices():
     slices: queue.Queue = queue.Queue()
     start_thread(lambda number: slices.put((number, slice_ns())), 5)
     assert slices.get(timeout=10) == (5, short_ns())
-
-
-def test_the_threads_of_a_client_that_receive_have_short_slices():
-    usual = slice_ns()
-    cluster = FakeCluster()
-    cluster.create_topic("t", queues=1)
-    with Producer(cluster) as producer, Consumer(cluster, "t", start="earliest") as consumer:
-        producer.send("t", b"m").result(10)
-        assert [message.body for message in consumer.poll(timeout=10)] == [b"m"]
-        receiving = {
-            thread.name: slice_ns(thread.native_id)
-            for thread in threading.enumerate()
-            if thread.name in ("raymq-sender-0", "raymq-reader-0")
-        }
-    cluster.close()
-
-    assert receiving == {"raymq-sender-0": short_ns(), "raymq-reader-0": short_ns()}
-    assert slice_ns() == usual, "the slice of the program's own thread has changed"
