@@ -181,7 +181,7 @@ class Bench:
 
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
-    """Keep all threads of this program on one core, as `taskset` would."""
+    """Keep all threads of this program on one core. The cluster, which runs already, keeps all cores."""
     before = os.sched_getaffinity(0)
     pin(os.getpid(), {min(before)})
     try:

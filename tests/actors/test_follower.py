@@ -311,7 +311,6 @@ def test_a_bug_while_an_ack_is_made_ends_the_ack_loop_and_frees_its_locks(
 def test_the_thread_of_acks_ends_with_its_stream_and_raises_a_bug(port, session, monkeypatch):
     stream = session_module._LeaderStream(Mock(side_effect=ConnectionError("reset")))
     monkeypatch.setattr(session, "_make_ack", lambda stream: b"ack")
-    port.sync()
     # It ends with the stream.
     session._acknowledge_syncs(stream)
 
