@@ -184,6 +184,7 @@ class CommitLog:
         self.allocator = FileAllocator(
             self.segments,
             lambda: self.end,
+            clock=self.clock,
             window_bytes=self.config.prewrite_window_bytes,
             warm=self.config.warm_mapped_file,
             on_sync_failed=self._fail_prewrite,

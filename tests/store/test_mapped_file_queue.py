@@ -13,10 +13,16 @@ from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.base.rules import READABLE_RULE
 from raymq.store.log.flush import FlushFailed
+from raymq.store.log.segments import mapped_file_queue
 from raymq.store.log.segments.log_files import read_each
 from raymq.store.log.segments.mapped_file import MappedFile
-from raymq.store.log.segments.mapped_file_queue import FileAllocator, MappedFileQueue
+from raymq.store.log.segments.mapped_file_queue import (
+    PREWRITE_PAUSE_MS,
+    FileAllocator,
+    MappedFileQueue,
+)
 from tests.support.bad_sectors import SECTOR, BadSectors
+from tests.support.clock import ManualClock
 from tests.support.simulated_disk import SimulatedDisk
 
 SIZE = 8192
@@ -307,7 +313,9 @@ def test_a_failed_sync_of_a_prewrite_ends_the_worker_and_is_reported():
     queue = MappedFileQueue(Path("/s"), SIZE, files=disk)
     queue.create_next()
     reported = []
-    allocator = FileAllocator(queue, lambda: 0, window_bytes=4096, on_sync_failed=reported.append)
+    allocator = FileAllocator(
+        queue, lambda: 0, clock=ManualClock(), window_bytes=4096, on_sync_failed=reported.append
+    )
     disk.fail("pwrite", error=errno.ENOSPC)
     assert not allocator.step()
     assert allocator.last_error is not None
@@ -333,7 +341,7 @@ def prepare(allocator: FileAllocator) -> int:
 
 def test_the_window_ahead_of_the_tail_is_written_and_the_next_file_made(queue):
     tail = 0
-    allocator = FileAllocator(queue, lambda: tail, window_bytes=4096)
+    allocator = FileAllocator(queue, lambda: tail, clock=ManualClock(), window_bytes=4096)
     assert not allocator.step()
     queue.create_next()
     assert prepare(allocator) == 4096
@@ -353,7 +361,7 @@ def test_the_window_ahead_of_the_tail_is_written_and_the_next_file_made(queue):
 def test_the_window_doubles_when_half_of_it_was_used_up(queue):
     tail = 0
     queue.create_next()
-    allocator = FileAllocator(queue, lambda: tail, window_bytes=2048)
+    allocator = FileAllocator(queue, lambda: tail, clock=ManualClock(), window_bytes=2048)
     assert prepare(allocator) == 2048
     tail = 1000
     assert prepare(allocator) == 2048
@@ -364,7 +372,7 @@ def test_the_window_doubles_when_half_of_it_was_used_up(queue):
 def test_zeros_wait_while_the_tail_moves_and_half_of_the_window_is_left(queue):
     tail = 0
     queue.create_next()
-    allocator = FileAllocator(queue, lambda: tail, window_bytes=4096)
+    allocator = FileAllocator(queue, lambda: tail, clock=ManualClock(), window_bytes=4096)
     prepare(allocator)
     tail = 1000
     assert not allocator.step()
@@ -373,16 +381,48 @@ def test_zeros_wait_while_the_tail_moves_and_half_of_the_window_is_left(queue):
     assert allocator.ready == 4096
 
 
-def test_a_writer_that_overtakes_the_zeros_is_left_alone_until_it_pauses(queue):
+def test_zeros_pause_while_the_log_grows_fast(queue, monkeypatch):
+    monkeypatch.setattr(mapped_file_queue, "PREWRITE_GROWTH_BYTES", 64)
+    clock, tail, growth = ManualClock(), 0, 0
+    prewrite = MappedFile.prewrite
+
+    def prewrite_beside_appends(file: MappedFile, position: int) -> None:
+        nonlocal tail
+        prewrite(file, position)
+        tail += growth
+
+    monkeypatch.setattr(MappedFile, "prewrite", prewrite_beside_appends)
+    queue.create_next()
+    allocator = FileAllocator(queue, lambda: tail, clock=clock, window_bytes=1024)
+    prepare(allocator)
+
+    tail, growth = 1024, 64
+    assert allocator.step()
+    tail = 3000
+    assert allocator.step(), "the log grew slowly"
+
+    tail, growth = 6000, 65
+    assert allocator.step()
+    growth, ready = 0, allocator.ready
+    assert not allocator.step(), "the log grew fast"
+    clock.advance(PREWRITE_PAUSE_MS - 1)
+    assert not allocator.step(), "the pause is not over"
+    assert allocator.ready == ready
+    clock.advance(1)
+    assert prepare(allocator) > ready
+
+
+def test_the_next_file_is_made_while_zeros_pause(queue, monkeypatch):
+    monkeypatch.setattr(mapped_file_queue, "PREWRITE_GROWTH_BYTES", -1)
     tail = 0
     queue.create_next()
-    allocator = FileAllocator(queue, lambda: tail, window_bytes=1024)
-    prepare(allocator)
-    for place in (2000, 3000, 4000):
-        tail = queue.files[0].prewritten = place
-        allocator.step()
-    assert allocator.ready == 0
-    assert prepare(allocator) == 2048
+    allocator = FileAllocator(queue, lambda: tail, clock=ManualClock(), window_bytes=2048)
+    assert allocator.step()
+    tail = SIZE - 1
+    assert allocator.step()
+    assert len(queue.files) == 2
+    assert not allocator.step()
+    assert queue.files[1].prewritten == 0
 
 
 def test_a_disk_that_fills_or_fails_stops_the_preparation_and_nothing_else():
@@ -390,7 +430,7 @@ def test_a_disk_that_fills_or_fails_stops_the_preparation_and_nothing_else():
     disk.make_dirs("/s")
     queue = MappedFileQueue(Path("/s/q"), SIZE, files=disk)
     queue.create_next()
-    allocator = FileAllocator(queue, lambda: SIZE - 1, window_bytes=SIZE)
+    allocator = FileAllocator(queue, lambda: SIZE - 1, clock=ManualClock(), window_bytes=SIZE)
     allocator.step()
     disk.fail("allocate", error=errno.ENOSPC)
     assert not allocator.step()
@@ -404,7 +444,7 @@ def test_a_disk_that_fills_or_fails_stops_the_preparation_and_nothing_else():
 
 
 def test_a_woken_worker_looks_whether_to_stop(queue):
-    allocator = FileAllocator(queue, lambda: 0, window_bytes=1)
+    allocator = FileAllocator(queue, lambda: 0, clock=ManualClock(), window_bytes=1)
     stopping = threading.Event()
     worker = threading.Thread(target=allocator.run, args=(stopping.is_set,))
     worker.start()

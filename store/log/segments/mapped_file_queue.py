@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, StorageFull, Unavailable, require
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
@@ -26,6 +27,9 @@ logger = logging.getLogger("raymq.store")
 
 #: zeros written ahead at a time: few, so that the flush service's sync never waits long for them
 PREWRITE_CHUNK_BYTES = 2 << 20
+#: no zeros are written for PREWRITE_PAUSE_MS if the log grew by more than this while one chunk was written
+PREWRITE_GROWTH_BYTES = PREWRITE_CHUNK_BYTES // 8
+PREWRITE_PAUSE_MS = 200
 #: how often to check the log's end: while it rests, while it moves
 IDLE_WAIT_S, BUSY_WAIT_S = 0.5, 0.01
 
@@ -235,12 +239,14 @@ class _FileRequest:
 class FileAllocator:
     """Prepares the next file and pre-writes zeros ahead of the log's end, in paced chunks.
 
-    Pre-written blocks sync up to eight times faster than merely reserved ones. While the log grows, the worker waits
-    until half of the window is used up. It stops when the writer overtakes it, because it takes the disk, a core and
-    the file's lock from the appends. If half of the window was used up, the window doubles, so that the next burst
-    finds more zeros. Every zero is written once with any window. A full disk only stops this work: the append that
-    needs the space gets the error itself. A failed sync ends the worker and is reported: appended records may be lost
-    with it. No later sync of another descriptor would report that.
+    Small appends into pre-written blocks sync faster than into merely reserved ones. While the log grows, the worker
+    waits until half of the window is used up. It pauses while the log grows fast. Large appends gain nothing, and the
+    zeros, which take the disk, a core and the file's lock from them, were measured to halve their rate.
+
+    If half of the window was used up, the window doubles, so that the next burst finds more zeros. Every zero is
+    written once with any window. A full disk only stops this work: the append that needs the space gets the error
+    itself. A failed sync ends the worker and is reported: appended records may be lost with it. No later sync of
+    another descriptor would report that.
     """
 
     def __init__(
@@ -248,6 +254,7 @@ class FileAllocator:
         queue: MappedFileQueue,
         tail: Callable[[], int],
         *,
+        clock: Clock,
         window_bytes: int,
         warm: bool = False,
         on_sync_failed: Callable[[str], None] = lambda _: None,
@@ -255,6 +262,7 @@ class FileAllocator:
         """Args: `warm`: whole files are written ahead, the last one and the next, and locked in memory."""
         self._queue = queue
         self._tail = tail
+        self._clock = clock
         self._window_max = 2 * queue.file_size if warm else queue.file_size
         self._window = self._window_max if warm else min(window_bytes, queue.file_size)
         self._warm = warm
@@ -267,8 +275,8 @@ class FileAllocator:
         #: the whole window was ready at least once since it grew last
         self.caught_up = False
         self._last_tail = queue.files[0].start if queue.files else 0
-        #: the writer is faster: zeros just ahead of the end would not help
-        self._overtaken = False
+        #: the log grows fast: no zeros before this time
+        self._paused_until_ms = 0
         self._wake = threading.Event()
         #: the last failure, for status; None again after the next success
         self.last_error: StorageFull | FlushFailed | OSError | None = None
@@ -385,24 +393,27 @@ class FileAllocator:
             self.caught_up = False
 
         enough = ready >= self._window // 2
-        overtaken_again = not ready and self._overtaken
-        if moved and (enough or overtaken_again):
+        if moved and enough:
             return False
 
-        self._overtaken = not ready
         size = self._queue.file_size
         at = max(0, (tail - files[0].start) // size)
         # With whole files nothing is written during appends until the log's end reaches the next file.
         want = files[0].start + at * size + 2 * size if self._warm else tail + self._window
 
-        for file in files[at:]:
+        paused = self._clock.monotonic_ms() < self._paused_until_ms
+        for file in files[at:] if not paused else ():
             position = min(want - file.start, file.size)
             if file.prewritten < position:
                 file.prewrite(min(file.prewritten + PREWRITE_CHUNK_BYTES, position))
+                if self._tail() - tail > PREWRITE_GROWTH_BYTES:
+                    self._paused_until_ms = self._clock.monotonic_ms() + PREWRITE_PAUSE_MS
                 return True
         if files[-1].start + size < want:
             self._queue.create_next()
             return True
+        if paused:
+            return False
 
         self.caught_up = True
         if self._warm:
