@@ -129,7 +129,10 @@ class IndexBuilder:
             return
 
         counts = [len(unit.positions) for unit in units]
-        topics = np.array([topic_hash(unit.topic) for unit in units], dtype=np.uint32)
+        topics: UInt32s | int = topic_hash(units[0].topic)
+        if any(unit.topic != units[0].topic for unit in units):
+            hashes = np.array([topic_hash(unit.topic) for unit in units], dtype=np.uint32)
+            topics = np.repeat(hashes, counts)
         times = np.array([unit.store_time_ms for unit in units], dtype=np.int64)
 
         data = [unit.keyed.data for unit in units]
@@ -138,9 +141,7 @@ class IndexBuilder:
         keyed = Keyed(b"".join(data), np.concatenate(([0], *ends)))
 
         positions = np.concatenate([unit.positions for unit in units])
-        self._index(
-            np.repeat(topics, counts), keyed, positions, np.repeat(times, counts), self._added_end
-        )
+        self._index(topics, keyed, positions, np.repeat(times, counts), self._added_end)
 
     def _index_few(self, units: list[KeyedUnit]) -> None:
         """Index a few records one by one, which costs a tenth of the arrays."""
@@ -163,7 +164,7 @@ class IndexBuilder:
         )
 
     def _index(
-        self, topic_hashes: UInt32s, keyed: Keyed, positions: Int64s, times: Int64s, upto: int
+        self, topic_hashes: UInt32s | int, keyed: Keyed, positions: Int64s, times: Int64s, upto: int
     ) -> None:
         found = hash_keys(topic_hashes, keyed)
         rows = found.rows

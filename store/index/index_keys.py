@@ -107,8 +107,9 @@ class _Spans(NamedTuple):
 
 def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Hashes:
     """`hash_keys` of so few records that their properties fit the tables of powers."""
-    keys = _key_spans(data, offsets)
-    hashes, lengths = _span_hashes(data, keys)
+    text = data.tobytes()
+    keys = _key_spans(text, data, offsets)
+    hashes, lengths = _span_hashes(data, keys, ascii_only=text.isascii())
     seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[keys.rows]
     # hash(topic# + key) = hash(topic#) * 31 ** length(key) + hash(key)
     signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
@@ -121,14 +122,38 @@ def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Ha
 # --- the ranges of keys ---------------------------------------------------------------------------
 
 
-def _key_spans(data: Bytes, offsets: Int64s) -> _Spans:
-    """Every key: of each record first its UNIQ_KEY, then the words of KEYS."""
-    text = data.tobytes()
-    words, unique = (
-        _property_values(data, offsets, name) if name in text else _NO_SPANS for name in KEY_NAMES
-    )
-    words = _split_at_blanks(data, words)
+def _key_spans(text: bytes, data: Bytes, offsets: Int64s) -> _Spans:
+    """Every key: of each record first its UNIQ_KEY, then the words of KEYS. Args: `text`: the bytes of `data`."""
+    words = _only_property(text, data, offsets, KEY_NAMES[0])
+    unique = _NO_SPANS
+    if words is None:
+        words, unique = (
+            _property_values(data, offsets, name) if name in text else _NO_SPANS
+            for name in KEY_NAMES
+        )
+    if KEY_SEPARATOR.encode() in text:
+        words = _split_at_blanks(data, words)
     return _interleaved(unique, words) if len(unique.rows) else words
+
+
+def _only_property(text: bytes, data: Bytes, offsets: Int64s, name: bytes) -> _Spans | None:
+    """The values of one property if each record has it, not empty, and no other property. None otherwise.
+
+    Most programs write nothing else. `_property_values`, which finds the same, takes five times as long.
+    """
+    count = len(offsets) - 1
+    starts, ends = offsets[:-1] + len(name), offsets[1:] - 1
+    if (starts >= ends).any():
+        return None
+
+    # With as many separators and names as records, each record has one of each.
+    if text.count(name) != count:
+        return None
+    if any(np.count_nonzero(data == each) != count for each in (_NAME_END, _VALUE_END)):
+        return None
+    if (data[starts - 1] != _NAME_END).any() or (data[ends] != _VALUE_END).any():
+        return None
+    return _Spans(np.arange(count), starts, ends)
 
 
 def _property_values(data: Bytes, offsets: Int64s, name: bytes) -> _Spans:
@@ -189,17 +214,19 @@ def _interleaved(first: _Spans, second: _Spans) -> _Spans:
 # --- the hashes of ranges -------------------------------------------------------------------------
 
 
-def _span_hashes(data: Bytes, spans: _Spans) -> tuple[UInt32s, Int64s]:
-    """Java's hash of each range, modulo 2 ** 32, and its number of UTF-16 units."""
+def _span_hashes(data: Bytes, spans: _Spans, *, ascii_only: bool) -> tuple[UInt32s, Int64s]:
+    """Java's hash of each range, modulo 2 ** 32, and its number of UTF-16 units.
+
+    Args: `ascii_only`: `data` has only bytes below 0x80.
+    """
     _, starts, ends = spans
     lengths = ends - starts
     # With running sums of byte[i] * 31 ** -i, the hash of a range is one difference times 31 ** (end - 1).
     sums = np.zeros(len(data) + 1, dtype=np.uint32)
-    np.cumsum(data.astype(np.uint32) * _INVERSE[: len(data)], dtype=np.uint32, out=sums[1:])
+    np.cumsum(data * _INVERSE[: len(data)], dtype=np.uint32, out=sums[1:])
     hashes = (sums[ends] - sums[starts]) * _POWER[ends - 1]
-    not_ascii = data >= 0x80
-    if not_ascii.any():
-        before = np.concatenate(([0], np.cumsum(not_ascii)))
+    if not ascii_only:
+        before = np.concatenate(([0], np.cumsum(data >= 0x80)))
         wide = np.flatnonzero(before[ends] > before[starts])
         if len(wide):
             hashes[wide], lengths[wide] = _hash_wide(data, starts[wide], ends[wide])

@@ -56,6 +56,12 @@ def value_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
     return lengths
 
 
+def value_range(array: pa.Array) -> int:
+    """Bytes from the first value to the last. Bytes of null slots may be among them."""
+    offsets = value_offsets(array)
+    return int(offsets[-1]) - int(offsets[0])
+
+
 def longest_slot(array: pa.Array) -> int:
     """Bytes of the longest value, or of a longer null slot; the array has a value."""
     offsets = value_offsets(array)

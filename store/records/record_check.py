@@ -16,6 +16,7 @@ from .binary_columns import (
     one_value,
     value_lengths,
     value_offsets,
+    value_range,
 )
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES
@@ -72,8 +73,7 @@ def check_put(
             raise Rejected(fault, field=name, limit="not null", row=row)
 
     # No value is longer than all of them together: most batches need no check of each row.
-    edges = value_offsets(body)
-    if edges[-1] - edges[0] > max_message_bytes:
+    if value_range(body) > max_message_bytes:
         advice = "split it, compress it, or raise max_message_bytes"
         _check_lengths(value_lengths(body), max_message_bytes, "body", advice)
 
@@ -177,9 +177,12 @@ def _check_tags(tag: pa.StringArray) -> None:
 
 def _check_stored(tag: pa.StringArray, properties: pa.BinaryArray) -> None:
     """Refuse properties that are too long with what the store adds to them."""
-    # The bytes of null slots count here. That may cost the look at each row, and most batches need none.
-    longest = longest_slot(tag) + longest_slot(properties)
-    if STAMP_BYTES + TAG_EXTRA_BYTES + longest <= fmt.PROPERTIES_MAX_BYTES:
+    room = fmt.PROPERTIES_MAX_BYTES - STAMP_BYTES - TAG_EXTRA_BYTES
+    # No value is longer than all of them together. The bytes of null slots count here. That may cost the look at each
+    # row, and most batches need none.
+    if value_range(tag) + value_range(properties) <= room:
+        return
+    if longest_slot(tag) + longest_slot(properties) <= room:
         return
     tags = value_lengths(tag)
     stored = STAMP_BYTES + value_lengths(properties) + np.where(tags > 0, tags + TAG_EXTRA_BYTES, 0)
@@ -189,13 +192,14 @@ def _check_stored(tag: pa.StringArray, properties: pa.BinaryArray) -> None:
 
 def _check_properties(properties: pa.BinaryArray) -> None:
     data = joined_values(properties)
-    lengths = value_lengths(properties)
+    if not data:
+        return
     offsets = value_offsets(properties)
-    ends = offsets[1:] - offsets[0]
-    used = lengths > 0
-    unended = np.frombuffer(data, dtype=np.uint8)[ends[used] - 1] != PROPERTY_SEPARATOR[0]
-    if unended.any():
-        row = int(np.flatnonzero(used)[unended.argmax()])
+    last = np.subtract(offsets[1:], offsets[0] + 1, dtype=np.int64)
+    unended = np.frombuffer(data, dtype=np.uint8)[last] != PROPERTY_SEPARATOR[0]
+    # An empty value has no last byte.
+    if unended.any() and (unended := unended & (value_lengths(properties) > 0)).any():
+        row = int(unended.argmax())
         raise Rejected(
             f"the properties of row {row} do not end with \\x02; encode them with "
             "raymq.store.records.properties.encode",

@@ -196,12 +196,8 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
     count = len(tag)
     same = one_value(tag)
     if same is not None:
-        tags = TAG_NAME + same + PROPERTY_SEPARATOR
-        return (
-            pa.scalar(tags, pa.binary()),
-            np.full(count, len(tags), dtype=np.int64),
-            np.full(count, fmt.tags_code(same.decode()), dtype=np.int64),
-        )
+        tags, length, code = _tag_property(same)
+        return tags, np.full(count, length, np.int64), np.full(count, code, np.int64)
 
     encoded = tag.dictionary_encode()
     values = encoded.dictionary.to_pylist()
@@ -212,6 +208,13 @@ def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
     piece = pa.array(written, pa.binary()).take(encoded.indices)
     lengths = np.array([*map(len, written), 0], dtype=np.int64)[index]
     return piece, lengths, np.array([*codes, 0], dtype=np.int64)[index]
+
+
+@lru_cache(maxsize=256)
+def _tag_property(tag: bytes) -> tuple[pa.Scalar, int, int]:
+    """The TAGS property with a tag, its length, and the tag's code."""
+    property_ = TAG_NAME + tag + PROPERTY_SEPARATOR
+    return pa.scalar(property_, pa.binary()), len(property_), fmt.tags_code(tag.decode())
 
 
 def _fixed_column(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:

@@ -13,6 +13,7 @@ from raymq.store.records import binary_columns
 from raymq.store.records.binary_columns import binary_array, one_value
 from raymq.store.records.keys import keyed_column
 from raymq.store.records.record import PUT_SCHEMA, check_put
+from raymq.store.records.small_batch import SMALL_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,38 @@ def test_bad_properties_of_all_rows_are_refused_as_those_of_one(value):
         check_put("t", pa.record_batch(columns, schema=PUT_SCHEMA), max_message_bytes=100)
     assert caught.value.field == "properties"
     assert caught.value.row == 0
+
+
+def put_batch_of(values: list[bytes | None]) -> pa.RecordBatch:
+    """Messages with these properties; the bodies are too large for the quick way of a few small rows."""
+    rows = len(values)
+    bodies = pa.array([b"x" * SMALL_BYTES_MAX] * rows, pa.binary())
+    columns = [
+        bodies,
+        pa.nulls(rows, pa.string()),
+        pa.array(values, pa.binary()),
+        pa.array([1] * rows),
+    ]
+    return pa.record_batch(columns, schema=PUT_SCHEMA)
+
+
+@pytest.mark.parametrize("before", [[], [b""], [None], [b"", None, b"a\x01b\x02", b""]])
+@pytest.mark.parametrize("after", [[], [b""], [b"a\x01b"]])
+def test_the_first_row_whose_properties_do_not_end_is_refused(
+    before: list[bytes | None], after: list[bytes | None]
+) -> None:
+    batch = put_batch_of([*before, b"a\x01bad", *after])
+    for each in (batch, pa.concat_batches([put_batch_of([b"a\x01b\x02"]), batch]).slice(1)):
+        with pytest.raises(Rejected, match="do not end with") as caught:
+            check_put("t", each, max_message_bytes=SMALL_BYTES_MAX)
+        assert caught.value.row == len(before)
+
+
+@pytest.mark.parametrize(
+    "values", [[b""], [b"", None], [None, b"", b"a\x01b\x02"], [b"a\x01b\x02", b"", None]]
+)
+def test_empty_properties_need_no_separator(values: list[bytes | None]) -> None:
+    check_put("t", put_batch_of(values), max_message_bytes=SMALL_BYTES_MAX)
 
 
 def test_rows_of_one_value_have_keys_where_it_has_some():

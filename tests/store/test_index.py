@@ -81,15 +81,43 @@ def test_a_column_of_keys_hashes_like_each_key_alone(rows):
     for _, pairs, cut in rows:
         text = "".join(f"{name}\x01{value}\x02" for name, value in pairs if value).encode()
         data.append(text[:-1] if cut else text)
+    check_hashes([topic for topic, _, _ in rows], data)
+
+
+def check_hashes(topics: list[str], data: list[bytes]) -> None:
+    """The hashes of these properties strings as a column are those of each key alone."""
     offsets = np.concatenate(([0], np.cumsum([len(text) for text in data]))).astype(np.int64)
-    topics = np.array([topic_hash(topic) for topic, _, _ in rows], dtype=np.uint32)
-    found = hash_keys(topics, Keyed(b"".join(data), offsets))
+    hashes = np.array([topic_hash(topic) for topic in topics], dtype=np.uint32)
+    found = hash_keys(hashes, Keyed(b"".join(data), offsets))
     want = [
         (row, key_hash(topic, key))
-        for row, ((topic, _, _), text) in enumerate(zip(rows, data, strict=True))
+        for row, (topic, text) in enumerate(zip(topics, data, strict=True))
         for key in keys_of(text)
     ]
     assert list(zip(found.rows.tolist(), found.values.tolist(), strict=True)) == want
+
+
+@pytest.mark.parametrize("key", ["k", "two words", "é标😀"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "",
+        "KEYS\x01\x02",
+        "KEYS\x01cut",
+        "XKEYS\x01other\x02",
+        "ABCD\x01other\x02",
+        "KEYS\x01first\x02KEYS\x01last\x02",
+        "KEYS\x01first\x02A\x01b\x02",
+        "UNIQ_KEY\x01unique\x02",
+        "A\x01KEYS\x01\x02",
+        "\x02KEYS\x01late",
+    ],
+)
+def test_records_with_one_key_hash_the_same_beside_others(key, other):
+    """A column is read in a shorter way if each record has KEYS and no other property."""
+    keyed = f"KEYS\x01{key}\x02"
+    for rows in ([keyed], [other], [keyed, other], [other, keyed], [keyed, other, keyed, keyed]):
+        check_hashes(["t"] * len(rows), [row.encode() for row in rows])
 
 
 # --- the files ------------------------------------------------------------------------------------
