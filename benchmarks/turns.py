@@ -114,6 +114,7 @@ def main() -> int:
     floors.options(parser)
     options = parser.parse_args()
 
+    options.directory.mkdir(parents=True, exist_ok=True)
     rounds = 3 if options.quick else options.rounds
     with checked_out(options.commit) as tree, contextlib.ExitStack() as workers:
         before = workers.enter_context(contextlib.closing(Worker(tree, options.directory)))

@@ -71,6 +71,14 @@ BURSTS: dict[str, Callable[[Any, float], float]] = {
 }
 
 
+def await_prewritten(cluster: Any) -> None:
+    """Wait until the shard writes no zeros ahead any more, so that the next burst, of either side, has the disk."""
+    last, ready = -1, 0
+    while ready != last or not ready:
+        time.sleep(0.5)
+        last, ready = ready, cluster.status()["shards"][0]["prewritten_bytes"]
+
+
 def main() -> None:
     """Serve the bursts. Argument: the directory in which the cluster's data directory is made."""
     with tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory:
@@ -80,7 +88,9 @@ def main() -> None:
             print(raymq.__file__, flush=True)
             for line in sys.stdin:
                 name, seconds = line.split()
-                print(BURSTS[name](cluster, float(seconds)), flush=True)
+                rate = BURSTS[name](cluster, float(seconds))
+                await_prewritten(cluster)
+                print(rate, flush=True)
         finally:
             cluster.stop()
 

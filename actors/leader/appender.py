@@ -91,7 +91,7 @@ class Appender:
 
         Returns: whether it is appended by now. Raises: nothing; errors go to the ticket.
         """
-        size = batch_bytes(checked.request.batch)
+        size = batch_bytes(checked.request.batch, is_checked=True)
         entry = QueuedPut(ticket, checked, size if size >= LARGE_BYTES else 0)
         if entry.size:
 

@@ -141,7 +141,7 @@ class BatchSender:
         """
         self.check_process()
         checked = _checked(topic, batch)
-        size = batch_bytes(checked)
+        size = batch_bytes(checked, is_checked=True)
         future = BatchFuture(checked.num_rows, size, self._clock.monotonic())
         self.limiter.acquire(size)
         with self.limiter.released_on_error(size):
@@ -172,7 +172,7 @@ class BatchSender:
         self.check_process()
         checked = _checked(topic, batch)
         queue, shard_sender = self._queue(topic, queue_id)
-        size = batch_bytes(checked)
+        size = batch_bytes(checked, is_checked=True)
         under_way = InFlightBatch(queue, checked, size, acks or self.config.acks, future)
         under_way.is_separable = is_separable
         self._deliver(shard_sender, under_way)

@@ -168,7 +168,7 @@ class IndexBuilder:
     ) -> None:
         found = hash_keys(topic_hashes, keyed)
         rows = found.rows
-        self._service.append(found.values, positions[rows], times[rows], upto=upto)
+        self._service.append(found.values, positions.take(rows), times.take(rows), upto=upto)
 
     def _from_log(self, upto: int) -> None:
         # Deleted records need no index.

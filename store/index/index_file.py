@@ -215,7 +215,8 @@ class IndexFile:
         # If two new entries have one slot, the later one follows the earlier: they are neighbours in a stable sort by
         # slot.
         order = _stable_order(slot_indexes)
-        same = np.flatnonzero(slot_indexes[order[1:]] == slot_indexes[order[:-1]])
+        in_order = slot_indexes.take(order)
+        same = np.flatnonzero(in_order[1:] == in_order[:-1])
         later = order[same + 1]
         before[later] = numbers[order[same]]
         starts_chain[later] = False
@@ -556,4 +557,4 @@ def _stable_order(values: Int64s) -> Int64s:
     """
     order = np.argsort(values.astype(np.uint16), kind="stable")
     high = (values >> 16).astype(np.uint16)
-    return order[np.argsort(high[order], kind="stable")]
+    return order.take(np.argsort(high.take(order), kind="stable"))

@@ -21,7 +21,7 @@ TOPIC_SEPARATOR = "#"
 
 _BLANK = ord(KEY_SEPARATOR)
 _NAME_END, _VALUE_END = NAME_VALUE_SEPARATOR[0], PROPERTY_SEPARATOR[0]
-_INTEGER_MIN = -(1 << 31)
+_INTEGER_MIN, _INTEGER_MAX = -(1 << 31), (1 << 31) - 1
 _NONE = np.empty(0, dtype=np.int64)
 
 #: bytes of properties hashed in one go: the tables of powers have an item for each
@@ -112,11 +112,9 @@ def _hash_chunk(topic_hashes: UInt32s | int, data: Bytes, offsets: Int64s) -> Ha
     hashes, lengths = _span_hashes(data, keys, ascii_only=text.isascii())
     seeds = topic_hashes if isinstance(topic_hashes, int) else topic_hashes[keys.rows]
     # hash(topic# + key) = hash(topic#) * 31 ** length(key) + hash(key)
-    signed = (np.uint32(seeds) * _POWER[lengths] + hashes).view(np.int32)
-    values = np.abs(signed)
-    # Java's Math.abs of the least integer is negative. RocketMQ takes 0.
-    values[signed == _INTEGER_MIN] = 0
-    return Hashes(keys.rows, values)
+    signed = (np.uint32(seeds) * _POWER.take(lengths) + hashes).view(np.int32)
+    # The absolute value of the least integer is itself. RocketMQ takes 0.
+    return Hashes(keys.rows, np.abs(signed) & np.int32(_INTEGER_MAX))
 
 
 # --- the ranges of keys ---------------------------------------------------------------------------
@@ -222,9 +220,10 @@ def _span_hashes(data: Bytes, spans: _Spans, *, ascii_only: bool) -> tuple[UInt3
     _, starts, ends = spans
     lengths = ends - starts
     # With running sums of byte[i] * 31 ** -i, the hash of a range is one difference times 31 ** (end - 1).
-    sums = np.zeros(len(data) + 1, dtype=np.uint32)
+    sums = np.empty(len(data) + 1, dtype=np.uint32)
+    sums[0] = 0
     np.cumsum(data * _INVERSE[: len(data)], dtype=np.uint32, out=sums[1:])
-    hashes = (sums[ends] - sums[starts]) * _POWER[ends - 1]
+    hashes = (sums.take(ends) - sums.take(starts)) * _POWER.take(ends - 1)
     if not ascii_only:
         before = np.concatenate(([0], np.cumsum(data >= 0x80)))
         wide = np.flatnonzero(before[ends] > before[starts])

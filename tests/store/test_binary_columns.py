@@ -12,7 +12,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.records import binary_columns
 from raymq.store.records.binary_columns import binary_array, one_value
 from raymq.store.records.keys import keyed_column
-from raymq.store.records.record import PUT_SCHEMA, check_put
+from raymq.store.records.record import PUT_SCHEMA, batch_bytes, check_put
 from raymq.store.records.small_batch import SMALL_BYTES_MAX
 
 
@@ -61,6 +61,14 @@ def put_batch_of(values: list[bytes | None]) -> pa.RecordBatch:
         pa.array([1] * rows),
     ]
     return pa.record_batch(columns, schema=PUT_SCHEMA)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_part_of_a_batch_counts_without_the_rest(is_checked: bool) -> None:
+    batch = put_batch_of([None, b"a\x01b\x02", None, None, b""])
+    for part in (batch, batch.slice(1, 2), batch.slice(4)):
+        size = batch_bytes(part, is_checked=is_checked)
+        assert abs(size - part.nbytes) <= part.nbytes / 8
 
 
 @pytest.mark.parametrize("before", [[], [b""], [None], [b"", None, b"a\x01b\x02", b""]])
