@@ -83,7 +83,7 @@ class StoreConfig:
     commit_thorough_interval_ms: int = 200
     #: largest body (maxMessageSize)
     max_message_bytes: int = 4 * MIB
-    #: zeros are written this far ahead of the log's end: pre-written blocks sync several times faster
+    #: zeros are written this far ahead of a log that grows slowly: small appends into written blocks sync faster
     prewrite_window_bytes: int = 64 * MIB
     #: log bytes between two snapshots of the state; recovery reads about twice as much
     snapshot_interval_bytes: int = 32 * MIB
