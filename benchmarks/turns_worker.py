@@ -23,6 +23,8 @@ BODY = os.urandom(1024)
 QUEUES = 4
 #: batches without a receipt
 UNDER_WAY = 16
+#: longest wait for the zeros that a shard writes ahead: a full disk would never have them
+PREWRITTEN_S = 30
 
 
 def waiting_threads(cluster: Any, count: int, seconds: float) -> float:
@@ -73,9 +75,9 @@ BURSTS: dict[str, Callable[[Any, float], float]] = {
 
 def await_prewritten(cluster: Any) -> None:
     """Wait until the shard writes no zeros ahead any more, so that the next burst, of either side, has the disk."""
-    last, ready = -1, 0
-    while ready != last or not ready:
-        time.sleep(0.5)
+    last, ready, stop = -1, 0, time.monotonic() + PREWRITTEN_S
+    while ready != last and time.monotonic() < stop:
+        time.sleep(1)
         last, ready = ready, cluster.status()["shards"][0]["prewritten_bytes"]
 
 

@@ -88,7 +88,7 @@ def check_put(
 
 
 def batch_bytes(batch: pa.RecordBatch | SmallBatch, *, is_checked: bool = False) -> int:
-    """The bytes that a batch counts for in limits: its own, or up to an eighth more.
+    """The bytes that a batch counts for in limits: about its own, or those of its buffers if these are small.
 
     Args: `is_checked`: the batch has passed `check_put`.
     """
@@ -99,9 +99,9 @@ def batch_bytes(batch: pa.RecordBatch | SmallBatch, *, is_checked: bool = False)
     if held <= SMALL_BYTES_MAX:
         return held
     if is_checked:
-        # Only a part of larger buffers needs the exact figure.
-        is_whole = held - joined_length(batch.column(0)) <= held // 8
-        return held if is_whole else int(batch.nbytes)
+        # If nearly all bytes of the buffers are these bodies, no other rows share them. `nbytes` costs 20 us more.
+        is_alone = held - joined_length(batch.column(0)) <= held // 8
+        return held if is_alone else int(batch.nbytes)
     try:
         # `nbytes` reads the last offset; of a batch from the network that may be anywhere.
         batch.validate()

@@ -116,7 +116,15 @@ def check_hashes(topics: list[str], data: list[bytes]) -> None:
 def test_records_with_one_key_hash_the_same_beside_others(key, other):
     """A column is read in a shorter way if each record has KEYS and no other property."""
     keyed = f"KEYS\x01{key}\x02"
-    for rows in ([keyed], [other], [keyed, other], [other, keyed], [keyed, other, keyed, keyed]):
+    spare_end = f"KEYS\x01{key}\x02\x02"
+    for rows in (
+        [other, spare_end],
+        [keyed],
+        [other],
+        [keyed, other],
+        [other, keyed],
+        [keyed, other, keyed, keyed],
+    ):
         check_hashes(["t"] * len(rows), [row.encode() for row in rows])
 
 
@@ -476,6 +484,19 @@ def test_keyed_messages_are_found_whether_put_alone_or_in_batches(tmp_path):
         store.put(keyed_request(KEYS[low:high]))
         confirm_with_index(store)
     check_keys(store)
+    store.close()
+
+
+def test_records_of_several_topics_are_indexed_together_each_by_its_own(tmp_path):
+    store = opened(tmp_path)
+    store.create_topic("other", 1, [0])
+    store.put(keyed_request(["a", "b", "a"]))
+    store.put(keyed_request(["a", "b"], topic="other"))
+    store.put(keyed_request(["a"]))
+    confirm_with_index(store)
+    for topic, key, found in (("t", "a", 3), ("t", "b", 1), ("other", "a", 1), ("other", "b", 1)):
+        hits = store.index.find(topic, key, 0, NOW + 1000)
+        assert len([offset for page in hits for offset in page]) == found, (topic, key)
     store.close()
 
 

@@ -393,23 +393,47 @@ def test_zeros_pause_while_the_log_grows_fast(queue, monkeypatch):
 
     monkeypatch.setattr(MappedFile, "prewrite", prewrite_beside_appends)
     queue.create_next()
-    allocator = FileAllocator(queue, lambda: tail, clock=clock, window_bytes=1024)
+    allocator = FileAllocator(queue, lambda: tail, clock=clock, window_bytes=512)
     prepare(allocator)
 
-    tail, growth = 1024, 64
-    assert allocator.step()
-    tail = 3000
-    assert allocator.step(), "the log grew slowly"
+    def use_up() -> None:
+        nonlocal tail
+        tail += allocator.ready - 100
 
-    tail, growth = 6000, 65
+    growth = 64
+    for _ in range(2):
+        use_up()
+        assert allocator.step(), "the log grew slowly"
+
+    growth = 65
+    use_up()
     assert allocator.step()
-    growth, ready = 0, allocator.ready
+    growth = 0
+    use_up()
+    ready = allocator.ready
     assert not allocator.step(), "the log grew fast"
     clock.advance(PREWRITE_PAUSE_MS - 1)
     assert not allocator.step(), "the pause is not over"
     assert allocator.ready == ready
     clock.advance(1)
     assert prepare(allocator) > ready
+
+
+def test_warm_files_are_written_ahead_of_a_log_that_grows_fast(queue, monkeypatch):
+    monkeypatch.setattr(mapped_file_queue, "PREWRITE_GROWTH_BYTES", -1)
+    queue.create_next()
+    allocator = FileAllocator(queue, lambda: 0, clock=ManualClock(), window_bytes=1024, warm=True)
+    assert prepare(allocator) == 2 * SIZE
+
+
+def test_the_worker_waits_no_longer_than_the_pause(queue, monkeypatch):
+    monkeypatch.setattr(mapped_file_queue, "PREWRITE_GROWTH_BYTES", -1)
+    queue.create_next()
+    allocator = FileAllocator(queue, lambda: 0, clock=ManualClock(), window_bytes=1024)
+    waits = []
+    monkeypatch.setattr(allocator._wake, "wait", waits.append)
+    allocator.run(lambda: bool(waits))
+    assert waits == [PREWRITE_PAUSE_MS / 1000]
 
 
 def test_the_next_file_is_made_while_zeros_pause(queue, monkeypatch):

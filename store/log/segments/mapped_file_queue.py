@@ -28,7 +28,7 @@ logger = logging.getLogger("raymq.store")
 #: zeros written ahead at a time: few, so that the flush service's sync never waits long for them
 PREWRITE_CHUNK_BYTES = 2 << 20
 #: no zeros are written for PREWRITE_PAUSE_MS if the log grew by more than this while one chunk was written
-PREWRITE_GROWTH_BYTES = PREWRITE_CHUNK_BYTES // 8
+PREWRITE_GROWTH_BYTES = PREWRITE_CHUNK_BYTES // 4
 PREWRITE_PAUSE_MS = 200
 #: how often to check the log's end: while it rests, while it moves
 IDLE_WAIT_S, BUSY_WAIT_S = 0.5, 0.01
@@ -239,9 +239,10 @@ class _FileRequest:
 class FileAllocator:
     """Prepares the next file and pre-writes zeros ahead of the log's end, in paced chunks.
 
-    Small appends into pre-written blocks sync faster than into merely reserved ones. While the log grows, the worker
-    waits until half of the window is used up. It pauses while the log grows fast. Large appends gain nothing, and the
-    zeros, which take the disk, a core and the file's lock from them, were measured to halve their rate.
+    Small appends into pre-written blocks sync faster than into merely reserved ones. Large appends gain nothing, and
+    zeros beside them were measured to halve their rate: both need the disk, a core and the file's lock. While the log
+    grows, no zeros are written until half of the window is used up. While the log grows fast, none are written at all,
+    except with `warm`.
 
     If half of the window was used up, the window doubles, so that the next burst finds more zeros. Every zero is
     written once with any window. A full disk only stops this work: the append that needs the space gets the error
@@ -259,7 +260,10 @@ class FileAllocator:
         warm: bool = False,
         on_sync_failed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Args: `warm`: whole files are written ahead, the last one and the next, and locked in memory."""
+        """Args: `warm`: whole files are written ahead, the last one and the next, and locked in memory.
+
+        Then zeros are written also beside fast appends.
+        """
         self._queue = queue
         self._tail = tail
         self._clock = clock
@@ -401,12 +405,12 @@ class FileAllocator:
         # With whole files nothing is written during appends until the log's end reaches the next file.
         want = files[0].start + at * size + 2 * size if self._warm else tail + self._window
 
-        paused = self._clock.monotonic_ms() < self._paused_until_ms
+        paused = self._paused
         for file in files[at:] if not paused else ():
             position = min(want - file.start, file.size)
             if file.prewritten < position:
                 file.prewrite(min(file.prewritten + PREWRITE_CHUNK_BYTES, position))
-                if self._tail() - tail > PREWRITE_GROWTH_BYTES:
+                if self._tail() - tail > PREWRITE_GROWTH_BYTES and not self._warm:
                     self._paused_until_ms = self._clock.monotonic_ms() + PREWRITE_PAUSE_MS
                 return True
         if files[-1].start + size < want:
@@ -419,6 +423,11 @@ class FileAllocator:
         if self._warm:
             self._lock_files(tail)
         return self._queue.spares is not None and self._queue.spares.step()
+
+    @property
+    def _paused(self) -> bool:
+        """Whether no zeros are written now, because the log grew fast."""
+        return self._clock.monotonic_ms() < self._paused_until_ms
 
     def _lock_files(self, tail: int) -> None:
         """Lock the files from the log's end on in memory, and unlock those before it. Failures are only logged.
@@ -452,7 +461,8 @@ class FileAllocator:
                 while not stopping() and self.step():
                     pass
                 idle = tail == self._tail() and self._request is None
-                self._wake.wait(IDLE_WAIT_S if idle else BUSY_WAIT_S)
+                wait_s = IDLE_WAIT_S if idle else BUSY_WAIT_S
+                self._wake.wait(PREWRITE_PAUSE_MS / 1000 if self._paused else wait_s)
                 self._wake.clear()
         finally:
             with self._file_made:
@@ -460,7 +470,7 @@ class FileAllocator:
                 self._file_made.notify_all()
 
     def wake(self) -> None:
-        """End the worker's pause."""
+        """End the worker's wait."""
         self._wake.set()
 
 
