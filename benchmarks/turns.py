@@ -2,9 +2,10 @@
 
 It checks the commit out into a directory of its own and starts a cluster of each tree, in a Ray each. Both take turns
 with bursts of a second: one thread and 64 threads that wait for each receipt, batches of 20 and of 900 rows of which 16
-are under way. Every message has 1 KiB and is on disk before its receipt. A ratio is the median of the rounds' ratios,
-so that a machine whose speed changes from minute to minute changes both alike. The default commit is the last one
-before small messages were gathered, which the floors are about.
+are under way. A burst begins when neither shard writes zeros ahead any more. Every message has 1 KiB and is on disk
+before its receipt. A ratio is the median of the rounds' ratios, so that a machine whose speed changes from minute to
+minute changes both alike. The default commit is the last one before small messages were gathered, which the floors are
+about.
 """
 
 from __future__ import annotations
