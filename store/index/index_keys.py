@@ -137,7 +137,8 @@ def _key_spans(text: bytes, data: Bytes, offsets: Int64s) -> _Spans:
 def _only_property(text: bytes, data: Bytes, offsets: Int64s, name: bytes) -> _Spans | None:
     """The values of one property if each record has it, not empty, and no other property. None otherwise.
 
-    Most programs write nothing else. `_property_values`, which finds the same, takes several times as long.
+    Messages that have index keys, and neither a key nor properties of their own, are stored so. `_property_values`,
+    which finds the same, takes several times as long.
     """
     count = len(offsets) - 1
     starts, ends = offsets[:-1] + len(name), offsets[1:] - 1
