@@ -7,10 +7,10 @@ and the epoch's high 8 bits) are the same for a whole batch. The last 8 hold the
 
 from __future__ import annotations
 
-import base64
 from binascii import b2a_base64
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +34,12 @@ _ALPHABET = np.frombuffer(
 _INVALID = 0xFFFF
 _URLSAFE = bytes.maketrans(b"+/", b"-_")
 
-#: 12 bits -> two characters; the inverse table is indexed by the characters, read as a little-endian short
-_PAIRS = np.empty((4096, 2), dtype=np.uint8)
-_PAIRS[:, 0] = np.repeat(_ALPHABET, 64)
-_PAIRS[:, 1] = np.tile(_ALPHABET, 64)
-#: right shifts that bring the four pairs of a 48-bit tail down
-_TAIL_SHIFTS = np.array([36, 24, 12, 0], dtype=np.uint64)
-_TO_PAIR = _PAIRS.view("<u2").ravel()
+#: the values of two characters
+_PAIRS = 1 << 12
+#: 12 bits -> two characters, read as a little-endian short; and the inverse
+_TO_PAIR = np.stack([np.repeat(_ALPHABET, 64), np.tile(_ALPHABET, 64)], axis=1).view("<u2").ravel()
 _FROM_PAIR = np.full(1 << 16, _INVALID, dtype=np.uint16)
-_FROM_PAIR[_TO_PAIR] = np.arange(4096, dtype=np.uint16)
+_FROM_PAIR[_TO_PAIR] = np.arange(_PAIRS, dtype=np.uint16)
 
 
 class Stamp(NamedTuple):
@@ -82,16 +79,37 @@ def stamp_column(
     producer_id: int, epoch: int, first_sequence: int, count: int
 ) -> npt.NDArray[np.uint8]:
     """The stamps of `count` consecutive rows, uint8[count, 24]. Raises: Rejected."""
-    check(Stamp(producer_id, epoch, first_sequence), count)
-    sequences = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
-    tails = np.uint64((epoch & 0xFFF) << 36) | sequences
-    groups_of_12_bits = (tails[:, None] >> _TAIL_SHIFTS) & np.uint64(0xFFF)
+    return stamped_rows(b"", Stamp(producer_id, epoch, first_sequence), count)
 
-    stamps = np.empty((count, STAMP_BYTES), dtype=np.uint8)
-    stamps[:, :15] = _constant_part(producer_id, epoch >> 12)
-    stamps[:, 15:23] = _TO_PAIR[groups_of_12_bits.astype(np.intp)].view(np.uint8)
-    stamps[:, 23] = SUFFIX[0]
-    return stamps
+
+def stamped_rows(head: bytes, stamp: Stamp, count: int) -> npt.NDArray[np.uint8]:
+    """`count` times `head`, each time followed by the stamp of the next row: uint8[count, len(head) + 24].
+
+    Raises: Rejected.
+    """
+    check(stamp, count)
+    producer_id, epoch, first = stamp
+    stop = first + count
+
+    # From one multiple of 4096 to the next, the stamps differ in their last two characters alone.
+    data = bytearray()
+    next_multiples = range(first - first % _PAIRS + _PAIRS, stop, _PAIRS)
+    for begin, end in pairwise([first, *next_multiples, stop]):
+        data += (head + stamp_list(Stamp(producer_id, epoch, begin), 1)[0]) * (end - begin)
+
+    width = len(head) + STAMP_BYTES
+    rows = np.frombuffer(data, dtype=_row_dtype(width))
+    rows["last_pair"] = _TO_PAIR.take(np.arange(first, stop) % _PAIRS)
+    return rows.view(np.uint8).reshape(count, width)
+
+
+@lru_cache(maxsize=256)
+def _row_dtype(width: int) -> np.dtype[Any]:
+    """A row of so many bytes that ends with a stamp."""
+    at = width - len(SUFFIX) - 2
+    return np.dtype(
+        {"names": ["last_pair"], "formats": ["<u2"], "offsets": [at], "itemsize": width}
+    )
 
 
 def stamp_list(stamp: Stamp, count: int) -> list[bytes]:
@@ -113,13 +131,6 @@ def without_stamp(properties: bytes) -> bytes:
     if properties.startswith(PREFIX) and properties[STAMP_BYTES - 1 : STAMP_BYTES] == SUFFIX:
         return properties[STAMP_BYTES:]
     return properties
-
-
-@lru_cache(maxsize=1024)
-def _constant_part(producer_id: int, epoch_high: int) -> npt.NDArray[np.uint8]:
-    """The 15 bytes that are the same in every stamp of a batch."""
-    bits = ((producer_id << 8) | epoch_high).to_bytes(9, "big")
-    return np.frombuffer(PREFIX + base64.urlsafe_b64encode(bits), dtype=np.uint8)
 
 
 def read_column(stamps: npt.NDArray[np.uint8]) -> Stamps:

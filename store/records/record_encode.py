@@ -21,7 +21,7 @@ from raymq.store.base.errors import Rejected, require
 
 from .binary_columns import one_value, value_lengths
 from .keys import Keyed, keyed_column
-from .producer_stamp import STAMP_BYTES, Stamp, stamp_column
+from .producer_stamp import STAMP_BYTES, Stamp, stamped_rows
 from .properties import PROPERTY_SEPARATOR, TAG_NAME
 from .small_batch import EncodedSmallBatch, SmallBatch
 
@@ -126,11 +126,13 @@ def encode_batch(
     born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
     topic_bytes, magic = _topic_field(topic)
 
+    # topic, and the length of all properties, which is set below; the stamp is the first property
     head = topic_bytes + b"\0\0"
-    fixed = np.empty((count, len(head) + (STAMP_BYTES if stamp else 0)), dtype=np.uint8)
-    fixed[:, : len(head)] = np.frombuffer(head, dtype=np.uint8)
-    if stamp is not None:
-        fixed[:, len(head) :] = stamp_column(*stamp, count)
+    fixed = (
+        np.frombuffer(bytearray(head * count), dtype=np.uint8).reshape(count, len(head))
+        if stamp is None
+        else stamped_rows(head, stamp, count)
+    )
     pieces: list[Any] = [body, _fixed_column(fixed)]
 
     stored: Int64s = np.full(count, STAMP_BYTES if stamp else 0, dtype=np.int64)
@@ -143,11 +145,10 @@ def encode_batch(
         pieces.append(properties)
         stored += value_lengths(properties)
 
-    fixed[:, len(head) - 2 : len(head)] = stored.astype(">i2").view(np.uint8).reshape(count, 2)
+    fixed[:, len(head) - 2 : len(head)].view(">i2")[:, 0] = stored
 
-    headers = np.repeat(
-        _header_template(magic, queue_id, flag, sys_flag, born_bytes, store_bytes), count
-    )
+    template = _header_template(magic, queue_id, flag, sys_flag, born_bytes, store_bytes)
+    headers = np.repeat(template, count)
     body_lengths = value_lengths(body)
     sizes = body_lengths + stored + (headers.dtype.itemsize + len(head))
     headers["size"] = sizes
@@ -158,6 +159,7 @@ def encode_batch(
     return EncodedBatch(count, sizes, tags_codes, headers, keyed, tuple(pieces))
 
 
+@lru_cache(maxsize=256)
 def _header_template(
     magic: int, queue_id: int, flag: int, sys_flag: int, born: bytes, store: bytes
 ) -> npt.NDArray[Any]:

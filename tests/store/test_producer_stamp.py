@@ -13,8 +13,11 @@ from raymq.store.records.producer_stamp import (
     PRODUCER_MAX,
     SEQUENCE_MAX,
     STAMP_BYTES,
+    Stamp,
     read_column,
     stamp_column,
+    stamp_list,
+    stamped_rows,
 )
 
 PRODUCERS = st.integers(0, PRODUCER_MAX)
@@ -38,6 +41,16 @@ def test_a_stamp_is_base64url_of_120_bits(producer, epoch, sequence):
     bits = (producer << 56) | (epoch << 36) | sequence
     expected = b"_P\x01" + base64.urlsafe_b64encode(bits.to_bytes(15, "big")) + b"\x02"
     assert stamp_column(producer, epoch, sequence, 1).tobytes() == expected
+
+
+@pytest.mark.parametrize("first", [0, 1, 4095, 4096, 5 << 12, (5 << 12) - 1, SEQUENCE_MAX - 9_000])
+@pytest.mark.parametrize("count", [1, 2, 4095, 4096, 4097, 9_000])
+def test_rows_have_the_stamps_of_their_sequences_after_the_head(first, count):
+    stamp = Stamp(PRODUCER_MAX - 5, 77_777, first)
+    expected = [b"head" + each for each in stamp_list(stamp, count)]
+    rows = stamped_rows(b"head", stamp, count)
+    assert rows.shape == (count, len(b"head") + STAMP_BYTES)
+    assert rows.tobytes() == b"".join(expected)
 
 
 def test_the_first_15_bytes_are_the_same_for_a_batch():
