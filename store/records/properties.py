@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raymq.store.base.errors import Rejected
+from raymq.store.base.format import SECTOR_BYTES
 
 NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
+#: no properties hold so many zero bytes: recovery takes a sector of zeros for one that was never written
+ZERO_SECTOR = bytes(SECTOR_BYTES)
 #: name of the property that holds a record's tag
 TAGS = "TAGS"
 #: name of a property: "false" means that the answer waits neither for the flush nor for replicas

@@ -24,6 +24,7 @@ from .properties import (
     TAG_NAME,
     TAGS,
     WAIT,
+    ZERO_SECTOR,
     encode,
     separators_absent,
 )
@@ -50,6 +51,7 @@ def check_put(
     - a body that is null or too large, or a null born_time_ms
     - a tag with separators
     - properties that are malformed or hold properties of the store itself
+    - tag or properties with 512 zero bytes in a row
     - properties that would be longer than 32,767 bytes together with the tag
     """
     fmt.check_topic_name(topic)
@@ -180,7 +182,22 @@ def _check_tags(tag: pa.StringArray) -> int:
             if text and not separators_absent(text):
                 fault = f"the tag of row {row} has \\x01 or \\x02, which separate properties"
                 raise Rejected(fault, field="tag", limit="no \\x01, \\x02", row=row)
+    if ZERO_SECTOR in data:
+        _refuse_zeros(tag.cast(pa.binary()), "tag")
     return len(data)
+
+
+def _refuse_zeros(column: pa.BinaryArray, field: str) -> None:
+    """Refuse the first row with a sector of zeros, which recovery would take for one that was never written."""
+    for row, value in enumerate(column.to_pylist()):
+        if value and ZERO_SECTOR in value:
+            count = len(ZERO_SECTOR)
+            raise Rejected(
+                f"row {row} has {count} zero bytes one after the other in its {field}; put them into the body",
+                field=field,
+                limit=f"less than {count} zero bytes in a row",
+                row=row,
+            )
 
 
 def _check_stored(tag: pa.StringArray, properties: pa.BinaryArray) -> None:
@@ -229,4 +246,6 @@ def _check_properties(properties: pa.BinaryArray) -> int:
                         limit=f"not {name}",
                         row=row,
                     )
+    if ZERO_SECTOR in data:
+        _refuse_zeros(properties, "properties")
     return len(data)

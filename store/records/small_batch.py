@@ -19,7 +19,13 @@ from raymq.store.base.errors import require
 from .keys import keyed_rows
 from .producer_stamp import PREFIX as STAMP_PREFIX
 from .producer_stamp import STAMP_BYTES, Stamp, stamp_list
-from .properties import PROPERTY_SEPARATOR, TAG_EXTRA_BYTES, TAG_NAME, separators_absent
+from .properties import (
+    PROPERTY_SEPARATOR,
+    TAG_EXTRA_BYTES,
+    TAG_NAME,
+    ZERO_SECTOR,
+    separators_absent,
+)
 
 #: columns that a producer sends: `properties` are encoded (store/records/properties.py), without the stamp and TAGS
 PUT_SCHEMA = pa.schema(
@@ -87,13 +93,14 @@ def all_rows_valid(batch: SmallBatch, max_message_bytes: int) -> bool:
 def _properties_valid(tag: str | None, properties: bytes | None) -> bool:
     stored = STAMP_BYTES
     if tag:
-        if not separators_absent(tag):
+        tag_bytes = tag.encode()
+        if not separators_absent(tag) or ZERO_SECTOR in tag_bytes:
             return False
-        stored += len(tag.encode()) + TAG_EXTRA_BYTES
+        stored += len(tag_bytes) + TAG_EXTRA_BYTES
     if properties:
         if properties[-1:] != PROPERTY_SEPARATOR:
             return False
-        if TAG_NAME in properties or STAMP_PREFIX in properties:
+        if any(each in properties for each in (TAG_NAME, STAMP_PREFIX, ZERO_SECTOR)):
             return False
         stored += len(properties)
     return stored <= fmt.PROPERTIES_MAX_BYTES

@@ -290,8 +290,11 @@ def test_an_append_that_lost_any_of_its_sectors_leaves_only_whole_records(
                 assert_serves(WIDE, store)
 
 
-def test_zero_bytes_in_a_property_are_no_tear() -> None:
-    tail = store_with_tail([b"whole"], b"zeros\x01a" + bytes(400) + b"z\x02")
+@pytest.mark.parametrize("body_bytes", [5, 133, 261, 389])
+def test_zero_bytes_in_a_property_are_no_tear(body_bytes: int) -> None:
+    # One more zero byte is refused by the check of puts.
+    properties = b"zeros\x01" + bytes(SECTOR - 1) + b"\x02"
+    tail = store_with_tail([b"b" * body_bytes], properties)
     log = tail.tree[LOG]
     for marks in MARK_PAGES:
         tree = damaged(tail, log, "the chain is gone", marks)

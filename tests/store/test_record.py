@@ -218,6 +218,12 @@ BAD_ROWS = [
     (one(properties=b"TAGS\x01b\x02"), "properties", "not TAGS"),
     (one(properties=b"a\x01b\x02TAGS\x01b\x02"), "properties", "not TAGS"),
     (one(properties=b"_P\x01b\x02"), "properties", "not _P"),
+    (one(tag="\0" * 512), "tag", "less than 512 zero bytes in a row"),
+    (
+        one(properties=b"a\x01" + bytes(512) + b"\x02"),
+        "properties",
+        "less than 512 zero bytes in a row",
+    ),
 ]
 
 
@@ -241,6 +247,7 @@ def test_a_bad_row_is_rejected_with_field_limit_and_row(batch, field, limit, row
         one(tag="t" * (32_767 - 24 - 6)),
         one(properties=b"a\x01" + b"b" * 32_740 + b"\x02"),
         one(properties=b"MYTAGS\x01b\x02x_P\x01c\x02"),
+        one(properties=b"a\x01" + bytes(511) + b"\x02", tag="\0" * 511),
         one(tag=""),
     ],
 )

@@ -126,7 +126,7 @@ def written_until(view: memoryview, base: int, walk: Walk, proven_end: int) -> i
     lost bytes of a header, but not of a topic or of properties. Bytes that were never written are zeros, because
     files are made of zeros and every cut restores them. So a topic or properties lost bytes if they are zero up to
     the record's end. The same holds if the record's whole part of a sector is zero. No topic has a zero byte, and no
-    properties that RayMQ writes end with one.
+    properties that RayMQ writes end with one or have a sector of them (`record_check.check_put`).
     """
     first = int(np.searchsorted(walk.positions, proven_end))
     starts, sizes = walk.positions[first:] - base, walk.sizes[first:]
