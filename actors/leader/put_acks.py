@@ -173,7 +173,8 @@ class PutAcks:
         if self._awaits_sync and not self.waiting:
             try:
                 with self._submit_lock:
-                    self._appends.publish(self._log.end)
+                    if not self._ended:
+                        self._appends.publish(self._log.end)
             except Exception:
                 # `hand_over` meets the same error and reports it.
                 pass
@@ -182,11 +183,17 @@ class PutAcks:
         if self._readable_at_once:
             # Puts that are acknowledged at once are readable at once.
             with self._progress_lock:
-                self._log.note_confirmed(self._confirmed_end(self._log.ends))
+                if not self._ended:
+                    self._log.note_confirmed(self._confirmed_end(self._log.ends))
             self._on_confirmed()
 
         now_ms = self._clock.monotonic_ms()
         with self._submit_lock:
+            if self._ended:
+                # The log may be another leader's by now: its ends say nothing about these puts.
+                for put in puts:
+                    self._finish_unknown(put)
+                return [put.ticket for put in puts]
             # Order: bytes (written), then the shared field, then the wakeup.
             self._appends.publish(self._log.end)
             finished = self._enqueue(puts)
@@ -210,14 +217,10 @@ class PutAcks:
                 acknowledged[put.acks] = queue.promise.acknowledged_end(ends)
             if not put.appended.wait_store_ok or put.appended.end_offset <= acknowledged[put.acks]:
                 self._finish(put, self._clock.monotonic())
-            elif self._ended:
-                # The ack loop has ended.
-                self._finish_unknown(put)
+                finished.append(put.ticket)
             else:
                 queue.add(put)
                 self.waiting += 1
-                continue
-            finished.append(put.ticket)
         return finished
 
     def _submit_to_replication(self, queue: AckQueue, now_ms: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import threading
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -99,6 +100,9 @@ class CommitLog:
         #: called if a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged any
         #: more. Callers: another thread
         self.on_poisoned: Callable[[str], None] = lambda _: None
+        #: how often the log was cut or begun elsewhere, and the lock under which that and the note of a sync are made
+        self._cuts = 0
+        self._cuts_lock = threading.Lock()
         self._closed = False
 
         files.make_dirs_durable(root)
@@ -467,15 +471,19 @@ class CommitLog:
         require(self.is_empty, "only an empty log begins elsewhere", start=self.start, end=self.end)
         require(start % self.config.segment_size_bytes == 0, "a log begins with a file", at=start)
         # Without any file the log would end at 0, and no mark may say more then.
-        self.marks.lower(0)
+        self._lower_marks(0)
         self.marks.sync()
         # The chain is a cache: of the value before its first unit only this note is left after a power loss.
         self.meta.update({CHAIN_BEGIN: [start, chain_value]})
         self.segments.begin_at(start)
         self.chain.begin_at(start, chain_value)
         self.end = start
-        # A sync of the log that began before may have noted the old end since.
-        self.marks.lower(start)
+
+    def _lower_marks(self, offset: int) -> None:
+        """Lower the marks to `offset`. A sync that has begun before notes nothing afterwards."""
+        with self._cuts_lock:
+            self._cuts += 1
+            self.marks.lower(offset)
 
     def _does_not_continue(self, unit: ChainUnit) -> Rejected:
         return Rejected(
@@ -524,14 +532,17 @@ class CommitLog:
         """
         if self.sync_failed:
             raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
-        end = self.committed
+        cuts, end = self._cuts, self.committed
         try:
             self.segments.sync_range(min(self.synced, end), end)
         except OSError as error:
             self.poison(f"fdatasync: {error}")
             raise
-        self.note_synced(end)
-        return end
+        with self._cuts_lock:
+            # After a cut meanwhile other bytes may be below `end`, which no sync has written.
+            if cuts == self._cuts:
+                self.note_synced(end)
+        return self.synced
 
     def rewrite(self, start: int) -> None:
         """Rewrite the bytes from `start` (or the synced end) so that their pages are dirty again.
@@ -622,7 +633,7 @@ class CommitLog:
         try:
             # The next start finishes a cut that a crash interrupted: a half-finished cut looks like damage.
             self.meta.update({TRUNCATING: offset})
-            self.marks.lower(offset)
+            self._lower_marks(offset)
             self.segments.truncate_to(offset)
             fail_point("log.cut_after_zero")
             self._note_epochs_from(offset)

@@ -8,19 +8,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.leader import put_acks
+from raymq.actors.leader.appender import AppendedPut
 from raymq.actors.replica import open_replica
 from raymq.actors.shared import append_wakeups, ring
 from raymq.actors.shared.idle_cores import IdleCores
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown
-from raymq.store.config.promise import Acks, Flush
+from raymq.store.config.promise import Acks, Ends, Flush, promises
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.records.requests import PutRequest
+from raymq.store.records.requests import AppendedRows, PutRequest
 from tests.support.batches import request
 from tests.support.roles import leader_of
 from tests.support.waiting import until
@@ -300,3 +303,32 @@ def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader
     assert status_of(put) == "FLUSH_DISK_TIMEOUT"
     # For an orderly end.
     log.sync_failed = False
+
+
+def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders_log() -> None:
+    # A thread of the last leadership is late: its record was cut, and the log has grown beyond that offset since.
+    ends = Ends(appended=2000, committed=2000, synced=2000, replicated=2000)
+    published: list[int] = []
+    host = SimpleNamespace(
+        log=SimpleNamespace(
+            ends=ends, end=2000, sync_failed=False, note_confirmed=published.append
+        ),
+        supervisor=SimpleNamespace(
+            appends=SimpleNamespace(publish=published.append, wake_for_append=lambda: None)
+        ),
+        clock=Clock(),
+        config=StoreConfig(),
+        fail=published.append,
+        idle_wait_ms=int,
+    )
+    for flush in ("sync", "async"):
+        kept = promises(flush, has_followers=True)
+        acks = put_acks.PutAcks(host, kept, put_acks.PutCounters(), lambda: None)
+        acks.end()
+        for mode in kept:
+            ticket = PutTicket()
+            acks.publish_early()
+            acks.hand_over([AppendedPut(ticket, AppendedRows.up_to(1100), mode)])
+            with pytest.raises(DeliveryUnknown):
+                ticket.wait(0)
+    assert published == []

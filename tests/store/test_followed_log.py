@@ -763,3 +763,27 @@ def test_units_that_do_not_continue_the_log_change_nothing() -> None:
     with pytest.raises(Corrupt):
         followed(follower).append_units([unit], memoryview(bytes(unit.end - unit.start)))
     assert follower.log.end == end
+
+
+def test_a_sync_that_began_before_a_cut_proves_nothing_of_the_bytes_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    confirm_upto(follower, send(leader, follower))
+    confirmed = leader.log.end
+    put_some(leader)
+    end = send(leader, follower)
+    segments = follower.log.segments
+    sync_range = segments.sync_range
+
+    def cut_and_grow_after_sync(start: int, stop: int) -> None:
+        # The thread of the sync runs on only after the next leader has cut the log and sent other bytes.
+        sync_range(start, stop)
+        monkeypatch.setattr(segments, "sync_range", sync_range)
+        followed(follower).truncate(confirmed)
+        send(leader, follower)
+
+    monkeypatch.setattr(segments, "sync_range", cut_and_grow_after_sync)
+    assert follower.log.sync() == confirmed
+    assert (follower.log.synced, follower.log.end) == (confirmed, end)
+    assert follower.log.sync() == end
