@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What needs other Pythons than the one of `.venv`: each extra installed alone, and the demo.
 
-    .ci/pythons.py extras           each extra alone: `pip check` and an import of what it is for
+    .ci/pythons.py extras           each extra alone: `pip check` and an import of what it is for; some tests with dev
     .ci/pythons.py demo [ROWS]      `run.py demo --rows ROWS`, on a copy of the tree without `.venv`
 
 Both with the oldest and the newest supported Python: from PATH, from pyenv, known to uv, or fetched by uv.
@@ -39,7 +39,11 @@ USES = {
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
     "bench": "import rich.live; from raymq.cluster.bench import run",
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
-    "dev": "import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build",
+    # Tests of what the standard library does differently in each Python: times, asyncio, futures, bytes.
+    "dev": "import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build; "
+    "tests = ['cluster/test_json_rows.py', 'cluster/test_async_clients.py', 'cluster/test_producer.py', "
+    "'store/test_record.py', 'store/test_properties.py']; "
+    "raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', *('tests/' + each for each in tests)]))",
 }
 #: a demo that takes longer hangs
 DEMO_TIMEOUT_S = 600

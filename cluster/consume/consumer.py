@@ -537,7 +537,9 @@ class Consumer(OpenClient):
     def _check_process(self) -> None:
         if forks.count != self._forks:
             raise Rejected(
-                "this consumer was made before a fork; make one in the child process", field="fork"
+                "this consumer was made before a fork; make one in a process that is started by spawn or "
+                "forkserver",
+                field="fork",
             )
 
     # --- end --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -363,7 +364,11 @@ def _decimal(value: Any, kind: pa.DataType) -> Decimal:
 
 
 def _time(value: Any, kind: pa.DataType) -> datetime:
-    found = datetime.fromisoformat(_of(value, str, kind))
+    text = _of(value, str, kind)
+    # Before Python 3.11 `fromisoformat` takes neither "Z" nor fractions of other lengths than three and six digits.
+    text = re.sub(r"Z$", "+00:00", text)
+    text = re.sub(r"(?<=\.)\d+", lambda digits: digits[0][:6].ljust(6, "0"), text, count=1)
+    found = datetime.fromisoformat(text)
     if kind.tz is None:
         # As Arrow reads it: a zone is applied, and then left out.
         return (found.astimezone(timezone.utc) if found.tzinfo else found).replace(tzinfo=None)

@@ -20,7 +20,7 @@ from .topic_values import TopicValues
 
 #: so many neighbours without a key go to one queue
 TURN_ROWS = 10_000
-#: bodies of a piece of one queue's rows, if they are not one row
+#: bytes of a piece of one queue's rows, if they are not one row
 PIECE_BYTES = 16 << 20
 
 
@@ -105,16 +105,20 @@ def split(
     for queue_id in range(queues):
         low, high = int(edges[queue_id]), int(edges[queue_id + 1])
         if high > low:
-            for piece in _pieces(taken.slice(low, high - low)):
+            for piece in pieces(taken.slice(low, high - low), PIECE_BYTES):
                 yield queue_id, piece
 
 
-def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows of one queue in pieces that a shard takes: a batch of Spark or Ray Data may have hundreds of MiB."""
-    ends = value_offsets(rows.column("body")).astype(np.int64)
+def pieces(rows: pa.RecordBatch, piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Rows of one queue, of PUT_SCHEMA, in pieces of at most `piece_bytes`, or of one row.
+
+    A shard takes no larger ones, and a batch of Spark or Ray Data may have hundreds of MiB.
+    """
+    columns = [rows.column(name) for name in ("body", "tag", "properties")]
+    ends: Int64s = np.sum([value_offsets(column) for column in columns], axis=0, dtype=np.int64)
     first = 0
     while first < rows.num_rows:
-        fitting = int(np.searchsorted(ends, ends[first] + PIECE_BYTES, side="right")) - 1
+        fitting = int(np.searchsorted(ends, ends[first] + piece_bytes, side="right")) - 1
         last = max(first + 1, fitting)
         yield rows.slice(first, last - first)
         first = last

@@ -140,7 +140,7 @@ class BatchSender:
         In both cases nothing was sent.
         """
         self.check_process()
-        checked = _checked(topic, batch)
+        checked = checked_put(topic, batch)
         size = batch_bytes(checked, is_checked=True)
         future = BatchFuture(checked.num_rows, size, self._clock.monotonic())
         self.limiter.acquire(size)
@@ -170,7 +170,7 @@ class BatchSender:
         the limiter, and releases that when this raises. `is_separable`: see `InFlightBatch`.
         """
         self.check_process()
-        checked = _checked(topic, batch)
+        checked = checked_put(topic, batch)
         queue, shard_sender = self._queue(topic, queue_id)
         size = batch_bytes(checked, is_checked=True)
         under_way = InFlightBatch(queue, checked, size, acks or self.config.acks, future)
@@ -251,7 +251,8 @@ class BatchSender:
         with self._lock:
             found = self._queues.get((topic, queue_id))
             if found is None:
-                number = 0 if topic in SHARD_TOPICS else queue_id
+                # The wire takes no other integers, such as numpy's.
+                number = 0 if topic in SHARD_TOPICS else int(queue_id)
                 queue = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
                 found = self._queues[topic, queue_id] = (queue, self._shard_sender(shard))
             return found
@@ -304,7 +305,9 @@ class BatchSender:
         # `in_own_process`, without a call for each message
         if forks.count != self._forks:
             raise Rejected(
-                "this producer was made before a fork; make one in the child process", field="fork"
+                "this producer was made before a fork; make one in a process that is started by spawn or "
+                "forkserver",
+                field="fork",
             )
 
     def flush(self, timeout: float | None = None) -> None:
@@ -354,7 +357,7 @@ class BatchSender:
             self._watcher.join()
 
 
-def _checked(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch | SmallBatch:
+def checked_put(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch | SmallBatch:
     """The form in which a batch is sent. Raises: Rejected."""
     small = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
     if not batch.num_rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import deque
@@ -11,6 +12,8 @@ from raymq.store.base.clock import Clock
 
 from .open_batch import OpenBatch
 from .shard_sender import ShardSender
+
+logger = logging.getLogger("raymq.producer")
 
 #: how long a batch that cannot be written yet is kept open before the next check
 STALLED_S = 0.005
@@ -100,7 +103,11 @@ class LingerQueue:
                     self._changed.wait(None if idle else self._wakes_s - now_s)
 
             for shard_sender in shard_senders:
-                shard_sender.write_ready()
+                try:
+                    shard_sender.write_ready()
+                except Exception:
+                    # The thread that reads its acks sends again. This thread serves the other shards, too.
+                    logger.exception("a write")
 
     def _close_due(self, now_s: float) -> set[ShardSender]:
         """Close the batches whose linger time is over. Returns: the shard senders that must write now."""

@@ -25,14 +25,15 @@ from raymq.cluster import forks
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
+from raymq.cluster.messages.queue_split import pieces
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.base.errors import Bug, RayMQError, Rejected
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.promise import Acks
 
-from .batch_sender import BatchSender
+from .batch_sender import BatchSender, checked_put
 from .linger import LingerQueue
 from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder, waiting_properties
 from .open_batch import OpenBatch
@@ -91,6 +92,8 @@ class MessageBatcher:
         self._open: dict[tuple[str, int], OpenBatch] = {}
         #: topic -> queue of messages without a key; moves on with every batch
         self._sticky: dict[str, int] = {}
+        #: topic -> queue of the next message without a key that is delivered later
+        self._next_delayed: dict[str, int] = {}
         self._linger = LingerQueue(
             threading.Condition(self._lock),
             self._clock,
@@ -249,7 +252,11 @@ class MessageBatcher:
         if self.closed:
             raise closed_error()
         topic, properties = message.topic, message.properties
-        if queue_id is None:
+        if queue_id is None and message.later is not None:
+            # These wait in the batches of another topic, so that no end of a batch moves on to the next queue.
+            queue_id = self._next_delayed.get(topic, random.randrange(route.queues))
+            self._next_delayed[topic] = (queue_id + 1) % route.queues
+        elif queue_id is None:
             # `_sticky_queue` and `_batch_for`, without a call for each message
             queue_id = self._sticky.get(topic)
             if queue_id is None:
@@ -271,10 +278,14 @@ class MessageBatcher:
         return batch, to_write
 
     def _failed(self, error: RayMQError) -> SendFuture:
-        """The future of a message that was not sent and holds no bytes of the limit."""
-        batch = BatchFuture(1, 0, self._clock.monotonic())
-        self.batch_sender.complete(batch, error)
-        return self._future_type(batch, 0)
+        """The future of a message that was not sent."""
+        return self._future_type(self._failed_batch(error, 1), 0)
+
+    def _failed_batch(self, error: RayMQError, rows: int) -> BatchFuture:
+        """The future of a batch that was not sent and holds no bytes of the limit."""
+        future = BatchFuture(rows, 0, self._clock.monotonic())
+        self.batch_sender.complete(future, error)
+        return future
 
     def add_bodies(
         self,
@@ -339,27 +350,43 @@ class MessageBatcher:
                 if queue_id is None:
                     queue_id = self._sticky_queue(topic, route.queues)
                     self._sticky[topic] = (queue_id + 1) % route.queues
-            return self._send_columns(topic, queue_id, batch)
+            parts = [(queue_id, part) for part in pieces(batch, COLUMNS_BYTES)]
+        else:
+            chosen = queues_of(keys, route.queues)
+            parts = [
+                (number, part)
+                for number in np.unique(chosen).tolist()
+                for part in pieces(
+                    batch.take(pa.array(np.flatnonzero(chosen == number))), COLUMNS_BYTES
+                )
+            ]
+        if len(parts) > 1:
+            # Before any part is sent: a row that cannot be stored refuses all, and is named by its number here.
+            checked_put(topic, batch)
+        return self._send_parts(topic, parts)
 
+    def _send_parts(self, topic: str, parts: list[tuple[int, pa.RecordBatch]]) -> list[BatchFuture]:
+        """Send parts of columns, each with its queue. Raises: as `Producer.send_batch`; then none of them is sent."""
         futures: list[BatchFuture] = []
-        chosen = queues_of(keys, route.queues)
-        for number in np.unique(chosen).tolist():
-            rows = pa.array(np.flatnonzero(chosen == number))
-            futures += self._send_columns(topic, number, batch.take(rows))
+        for queue_id, part in parts:
+            try:
+                futures.append(self._send_part(topic, queue_id, part))
+            except RayMQError as error:
+                if not futures:
+                    raise
+                # The caller needs the futures of those that are sent. None is sent after one that failed.
+                for _, left in parts[len(futures) :]:
+                    futures.append(self._failed_batch(error, left.num_rows))
+                break
         return futures
 
-    def _send_columns(self, topic: str, queue_id: int, batch: pa.RecordBatch) -> list[BatchFuture]:
-        futures: list[BatchFuture] = []
-        step = max(1, COLUMNS_BYTES * batch.num_rows // max(batch.nbytes, 1))
-        for start in range(0, batch.num_rows, step):
-            part = batch.slice(start, step)
-            future = self._closed_future(part.num_rows, part.nbytes)
-            with self.limiter.released_on_error(future.size), self._lock:
-                self._check_open()
-                shard_sender = self.batch_sender.enqueue(topic, queue_id, part, future=future)
-            shard_sender.write_ready()
-            futures.append(future)
-        return futures
+    def _send_part(self, topic: str, queue_id: int, part: pa.RecordBatch) -> BatchFuture:
+        future = self._closed_future(part.num_rows, part.nbytes)
+        with self.limiter.released_on_error(future.size), self._lock:
+            self._check_open()
+            shard_sender = self.batch_sender.enqueue(topic, queue_id, part, future=future)
+        shard_sender.write_ready()
+        return future
 
     def resend(self, sent: BatchFuture, row: int | None = None) -> BatchFuture:
         """See `Producer.resend`. Returns: the receipt of the batch that is sent again.
@@ -460,8 +487,10 @@ class MessageBatcher:
                 future=batch.future,
                 is_separable=True,
             )
-        except RayMQError as error:
-            self.batch_sender.complete(batch.future, error)
+        except Exception as error:
+            # The batch is not open any more, so no later call would answer its messages.
+            fault = error if isinstance(error, RayMQError) else Bug(f"a batch: {error!r}")
+            self.batch_sender.complete(batch.future, fault)
             return None
 
     def _close_or_request(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:

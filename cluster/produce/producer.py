@@ -177,8 +177,11 @@ class Producer(OpenClient):
         Args: `data`: has the column `body` and may have `key`, `tag`, `properties` and `born_time_ms`. If the topic has
         a schema, its columns take the place of `body`. A null `body`, or a row of nothing but nulls, is a null value.
         Rows go to `queue_id`, else to the queue of their key. Without keys all rows go to one queue.
-        Returns: one future per batch. Rows of one queue keep their order, and come after earlier sends.
-        Raises: Rejected naming the column; Unavailable when the buffer stays full.
+        Returns: one future per batch, of about 4 MiB or of one row. Rows of one queue keep their order, and come after
+        earlier sends. If the buffer stays full for `max_block_ms` in the middle, the futures of all batches from there
+        on raise Unavailable.
+        Raises: Rejected naming the column, or the row that cannot be stored; Unavailable as `send`. Then nothing is
+        sent.
         """
         return list(self._batcher.add_columns(topic, data, queue_id))
 

@@ -233,7 +233,9 @@ class SendFuture:
 
 
 class TaskSteps(Generic[Result]):
-    """Makes an awaitable a coroutine for `asyncio.create_task`. Subclasses have the slot `_steps`."""
+    """Makes an awaitable a coroutine for `asyncio.create_task`, as often as wanted. Subclasses have the slot `_steps`:
+    the steps of each task that awaits it.
+    """
 
     __slots__ = ()
 
@@ -242,20 +244,34 @@ class TaskSteps(Generic[Result]):
 
     def send(self, value: None) -> Any:
         """One step of the task."""
-        return self._generator().send(value)
+        return self._step("send", value)
 
     def throw(self, *error: Any) -> Any:
         """Like a coroutine's: cancels the wait, not the message."""
-        return self._generator().throw(*error)
+        return self._step("throw", *error)
 
     def close(self) -> None:
         """Like a coroutine's; the message is still sent."""
-        self._generator().close()
+        steps = self._steps_of_tasks()
+        while steps:
+            steps.popitem()[1].close()
 
-    def _generator(self) -> Generator[Any, None, Result]:
-        steps: Generator[Any, None, Result] | None = getattr(self, "_steps", None)
+    def _step(self, method: str, *args: Any) -> Any:
+        """Let the running task go on. Once its wait has ended, another task begins anew."""
+        steps, task = self._steps_of_tasks(), asyncio.current_task()
+        generator = steps.get(task)
+        if generator is None:
+            generator = steps[task] = self.__await__()
+        try:
+            return getattr(generator, method)(*args)
+        except BaseException:
+            steps.pop(task, None)
+            raise
+
+    def _steps_of_tasks(self) -> dict[Any, Generator[Any, None, Result]]:
+        steps: dict[Any, Generator[Any, None, Result]] | None = getattr(self, "_steps", None)
         if steps is None:
-            steps = self.__await__()
+            steps = {}
             object.__setattr__(self, "_steps", steps)
         return steps
 

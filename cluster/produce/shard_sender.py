@@ -17,7 +17,7 @@ from raymq.actors.protocol.small_puts import SmallPut
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.errors import Bug, RayMQError, Unavailable
 from raymq.store.records.record import SmallBatch
 
 from .producer_config import ProducerConfig
@@ -176,6 +176,10 @@ class ShardSender:
                 if connection is not None:
                     self._routes.heed(self._shard, self._route, error)
                 self._broke(error)
+            except Exception as error:
+                # Without this thread no batch would be answered, and none would fail when its time is up.
+                logger.exception("shard %d: the stream of puts broke", self._shard)
+                self._broke(Bug(f"shard {self._shard}: {error!r}"))
             finally:
                 self._detach(stream, connection)
 

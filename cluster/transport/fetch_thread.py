@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import Bug, RayMQError
 
 from .connection import FetchStream
 from .routes import Routes
@@ -58,8 +58,10 @@ class FetchThread:
                     self._stream = stream
                 while self._fetch(stream):
                     failures = 0
-            except RayMQError as error:
-                if self._handle_failure(error, stream):
+            except Exception as error:
+                # Also a bug: without this thread its reader would wait for ever.
+                fault = error if isinstance(error, RayMQError) else Bug(f"a fetch: {error!r}")
+                if self._handle_failure(fault, stream):
                     failures += 1
             finally:
                 with self._changed:

@@ -13,6 +13,7 @@ import pyarrow.flight as flight
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.log_units import unpack_sound_bytes
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
+from raymq.cluster import forks
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
@@ -92,7 +93,7 @@ class ShardConnection:
         *,
         ca: bytes | None = None,
     ) -> None:
-        """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used."""
+        """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used, and after a fork."""
         self.endpoint = endpoint
         #: guards the two fields below
         self._lock = threading.Lock()
@@ -104,6 +105,7 @@ class ShardConnection:
         location, roots = f"grpc://{endpoint}", None
         if endpoint.startswith(tls.TLS_PREFIX):
             location, roots = f"grpc+{endpoint}", ca or tls.trusted(os.environ, Files())
+        forks.check_connects()
         read_in_waiting_threads()
         self._client = flight.FlightClient(location, tls_root_certs=roots, generic_options=_OPTIONS)
 

@@ -345,7 +345,9 @@ class Routes:
             with self._lock:
                 shards = sorted(self.endpoints)
             answer = first(self.ask(shards, "routes", {}, timeout_s)) if shards else {}
-        except RayMQError:
+        except Exception as error:
+            # The threads that send and fetch look endpoints up, and try again: none of them may end by this.
+            logger.debug("the endpoints of the leaders were not found: %r", error)
             return {}
         return {int(key): str(endpoint) for key, endpoint in answer.items()}
 

@@ -155,6 +155,46 @@ def test_a_cancelled_wait_takes_nothing_back(
     run(main())
 
 
+def test_tasks_may_await_one_send_at_once_and_again(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0)
+        await sender.send("t", b"0", queue_id=0)
+        backend.hold()
+        sends = [sender.send("t", b"1", queue_id=0), sender.send_many([message(b"2")], queue_id=0)]
+        with pytest.raises(TimeoutError):
+            await wait_for_result(sends[0], 0.01)
+        tasks = [asyncio.create_task(send) for send in sends for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        backend.release()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        again: list[Any] = await asyncio.gather(*sends)
+        assert [answers[1], answers[2], answers[3]] == [again[0], again[1], again[1]]
+        assert [await sends[0], *await sends[1]] == [again[0], *again[1]]
+
+        backend.refusals += [Rejected("no", field="body")]
+        failed = sender.send("t", b"3", queue_id=0)
+        for _ in range(2):
+            (error,) = await asyncio.gather(failed, return_exceptions=True)
+            assert isinstance(error, Rejected)
+        await asyncio.gather(sender.close(), return_exceptions=True)
+
+    async def wait_for_result(send: Any, timeout_s: float) -> Any:
+        try:
+            return await asyncio.wait_for(send, timeout_s)
+        except asyncio.TimeoutError as error:
+            # In Python 3.10 it is not the builtin one.
+            raise TimeoutError from error
+
+    def message(body: bytes) -> Message:
+        return Message(topic="t", body=body)
+
+    run(main())
+
+
 def test_a_failure_reaches_the_awaiting_task_or_else_the_flush(
     producer: Callable[..., AsyncProducer], backend: FakeBackend
 ) -> None:

@@ -7,9 +7,12 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,8 +21,9 @@ from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.messages.partitioner import queue_of
 from raymq.cluster.produce.open_batch import OpenBatch
 from raymq.cluster.produce.producer import Producer
+from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, StorageFull, Unavailable
+from raymq.store.base.errors import Bug, Rejected, StorageFull, Unavailable
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.records import record
 from raymq.store.records.properties import decode
@@ -354,7 +358,7 @@ def test_a_producer_refuses_to_work_in_a_forked_child(
 ) -> None:
     producer = make()
     monkeypatch.setattr(forks, "count", forks.count + 1)
-    with pytest.raises(Rejected, match="child process"):
+    with pytest.raises(Rejected, match="spawn or forkserver"):
         producer.send("t", b"x")
     monkeypatch.undo()
 
@@ -370,6 +374,33 @@ def test_each_fork_is_counted_in_the_child() -> None:
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "1 0\n"
 
 
+def test_a_process_forked_after_a_connection_is_told_how_to_start(backend: FakeBackend) -> None:
+    code = """
+import os, sys
+from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.store.base.errors import Rejected
+
+def connect():
+    ShardConnection("127.0.0.1:1", "token").close()
+
+def child(function):
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        function()
+    except Rejected as error:
+        os._exit(3 if "spawn" in str(error) else 4)
+    os._exit(0)
+
+before = child(connect)
+connect()
+print(before, child(connect))
+"""
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "0 3\n"
+
+
 def test_columns_go_to_the_queues_of_their_keys(make: Make, backend: FakeBackend) -> None:
     producer = make()
     keys = [b"k%d" % (n % 7) for n in range(100)]
@@ -379,6 +410,100 @@ def test_columns_go_to_the_queues_of_their_keys(make: Make, backend: FakeBackend
     for queue in range(4):
         expected = [b"%d" % n for n in range(100) if queue_of(keys[n], 4) == queue]
         assert backend.bodies("t", queue) == expected
+
+
+def test_columns_with_one_bad_row_are_refused_as_a_whole(make: Make, backend: FakeBackend) -> None:
+    rows = 5_000
+    tags = ["good"] * (rows - 1) + ["b\x01ad"]
+    data = pa.table({"body": [b"x" * 2_000] * rows, "tag": tags})
+    with make() as producer, pytest.raises(Rejected) as caught:
+        producer.send_batch("t", data, queue_id=0)
+    assert (caught.value.field, caught.value.row) == ("tag", rows - 1)
+    assert backend.bodies("t", 0) == []
+
+
+def test_columns_that_do_not_fit_the_buffer_have_a_future_for_each_part(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(buffer_bytes=10 << 20, max_block_ms=1)
+    backend.hold()
+    data = pa.table({"body": [b"%07d" % n + b"x" * 2_000 for n in range(10_000)]})
+    futures = producer.send_batch("t", data, queue_id=0)
+    backend.release()
+    rows, refused = 0, 0
+    for future in futures:
+        try:
+            rows += future.result(10).count
+        except Unavailable:
+            refused += 1
+    assert 0 < rows < 10_000
+    assert refused > 0
+    # What was sent are the first rows.
+    assert backend.bodies("t", 0) == data["body"].to_pylist()[:rows]
+
+
+def test_columns_are_cut_by_the_bytes_of_their_rows(make: Make, backend: FakeBackend) -> None:
+    sizes = [100] * 20_000 + [1 << 20] * 10
+    data = pa.table({"body": [bytes(size) for size in sizes]})
+    with make() as producer:
+        counts = [future.result(10).count for future in producer.send_batch("t", data, queue_id=0)]
+    ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
+    parts = [sum(sizes[low:high]) for low, high in pairwise(ends)]
+    assert ends[-1] == len(sizes)
+    assert max(parts) <= 4 << 20
+
+
+def test_any_integer_is_a_queue_id(make: Make, backend: FakeBackend) -> None:
+    with make() as producer:
+        for _ in range(200):
+            producer.send("t", b"x", queue_id=np.int64(2))  # type: ignore[arg-type]
+        (batch,) = producer.send_batch("t", pa.table({"body": [b"y"] * 100}), queue_id=np.int32(2))  # type: ignore[arg-type]
+        assert batch.result(10).count == 100
+    assert backend.bodies("t", 2) == [b"x"] * 200 + [b"y"] * 100
+
+
+def test_an_unexpected_error_of_a_sender_is_survived(
+    make: Make, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [PermissionError("of the resolver"), TypeError("of a stream")]
+    connect_leader = Routes.connect_leader
+
+    def fails_twice(self: Routes, shard: int) -> Any:
+        if broken:
+            raise broken.pop()
+        return connect_leader(self, shard)
+
+    monkeypatch.setattr(Routes, "connect_leader", fails_twice)
+    with make() as producer:
+        assert producer.send("t", b"x", queue_id=1).result(10).offset == 0
+    assert broken == []
+
+
+def test_a_batch_whose_encoding_fails_unexpectedly_fails_its_messages(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: OpenBatch) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(OpenBatch, "encode", fail)
+    producer = make()
+    with pytest.raises(Bug, match="MemoryError"):
+        producer.send("t", b"x", queue_id=1).result(10)
+    producer.send("t", b"x", queue_id=1)
+    with pytest.raises(Bug):
+        producer.close()
+
+
+def test_delayed_messages_without_a_key_go_to_one_queue_after_the_other(
+    make: Make, backend: FakeBackend
+) -> None:
+    at_ms = Clock().now_ms() + 60_000
+    with make() as producer:
+        for _ in range(40):
+            producer.send("t", b"x", deliver_at_ms=at_ms)
+    rows = decode_all(backend.queues[TIMER_TOPIC, 0].records).to_pylist()
+    queues = Counter(decode(row["properties"])["REAL_QID"] for row in rows)
+    assert queues == {"0": 10, "1": 10, "2": 10, "3": 10}
 
 
 def test_columns_cannot_be_cancelled(make: Make, backend: FakeBackend) -> None:
