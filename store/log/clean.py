@@ -12,6 +12,7 @@ store time of the first message after it. The file's own time stamp changes with
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,10 +34,11 @@ FREE_FILES = 8
 #: a larger difference of wall and monotonic clock between two passes is a jump. It is believed after a day
 JUMP_MS = 3_600_000
 JUMP_BELIEVED_MS = 24 * 3_600_000
+#: most deletable ends that wait until the log is synced and confirmed
+WAITING_ENDS_MAX = 8
 
-
-#: most deletable ends that wait for a sync of the log
-UNSYNCED_MAX = 8
+#: each returns the physical offset from which it still needs records; None: it needs none
+RetentionFloors = tuple[Callable[[], int | None], ...]
 
 
 class Derived(Protocol):
@@ -59,22 +61,32 @@ class LogUser(Protocol):
         """Delete chain, queue files and indexes of records below `start`, the log's start."""
 
 
-class SyncedFloor:
-    """A deletable end that holds after a power loss too. Callers: one thread."""
+class LastingFloor:
+    """A deletable end that holds after a power loss, and for another leader. Callers: one thread."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
-        #: (log's end, deletable end) of calls. An end holds as soon as the log is synced up to its log's end
+        #: (log's end, deletable end) of calls. A deletable end holds as soon as the log is synced and confirmed up to
+        #: its log's end
         self._earlier: list[tuple[int, int]] = []
+        #: what those calls asked
+        self._floors: RetentionFloors = ()
 
-    def advance(self, deletable: int) -> int:
-        """Note the deletable end of now. Returns: the newest one that holds; the log's start if none does."""
+    def advance(self, deletable: int, floors: RetentionFloors) -> int:
+        """Note the deletable end that `floors` say now. Returns: the newest one that holds; the log's start if none
+        does."""
+        if floors != self._floors:
+            # Another replica led meanwhile, or leads now: the deliveries of those calls may be cut off.
+            self._earlier, self._floors = [], floors
+
         log = self._log
         self._earlier.append((log.end, deletable))
-        synced = [each for each in self._earlier if each[0] <= log.synced]
-        unsynced = self._earlier[len(synced) :]
-        self._earlier = [*synced[-1:], *unsynced][-UNSYNCED_MAX:]
-        return synced[-1][1] if synced else log.start
+        kept_end = min(log.synced, log.confirmed)
+        lasting = [each for each in self._earlier if each[0] <= kept_end]
+        waiting = [each for each in self._earlier if each[0] > kept_end]
+        # The oldest ones hold first: newer ones would replace each other while a follower is slow.
+        self._earlier = [*lasting[-1:], *waiting][:WAITING_ENDS_MAX]
+        return lasting[-1][1] if lasting else log.start
 
 
 class CleanService:
