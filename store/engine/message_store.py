@@ -36,6 +36,7 @@ from raymq.store.delay.delay_hook import DelayHook
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
+from raymq.store.log.believed_clock import BelievedClock
 from raymq.store.log.clean import CleanService, Derived, LastingFloor
 from raymq.store.log.commit_log import CHAIN_BEGIN, QUEUES_DOUBTFUL, CommitLog
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
@@ -266,6 +267,7 @@ class MessageStore:
         self._rebuilding = found.rebuilding
         self._last_group = found.group
         self._opened_end = self.log.end
+        BelievedClock(self.log).begin(self.state.store_time_ms)
         self._recover_index()
         self.compaction.load()
 
