@@ -48,6 +48,11 @@ def level_offsets(store: MessageStore) -> dict[int, int]:
     return {int(level): offset for level, offset in table.items()}
 
 
+def used_levels(store: MessageStore) -> list[int]:
+    """The levels that have a queue, the shortest first. The configured list may have been longer when they got it."""
+    return [queue_id + 1 for queue_id in store.consume_queues.queue_ids(SCHEDULE_TOPIC)]
+
+
 class ScheduleMessageService:
     """The delay levels of one shard. Callers: one thread."""
 
@@ -69,10 +74,8 @@ class ScheduleMessageService:
         count = 0
         next_due_ms: int | None = None
         offsets = level_offsets(self._store)
-        for level in range(1, len(self.levels_ms) + 1):
-            queue = self._store.consume_queues.find(SCHEDULE_TOPIC, level - 1)
-            if queue is None:
-                continue
+        for level in used_levels(self._store):
+            queue = self._store.consume_queues.get(SCHEDULE_TOPIC, level - 1)
             offset = self._corrected(level, offsets.get(level, 0), queue)
             due_ms: int | None = now_ms
             while due_ms is not None and due_ms <= now_ms and count < limit:
@@ -135,8 +138,10 @@ class ScheduleMessageService:
     def _due_count(self, level: int, units: QueueUnits, now_ms: int) -> int:
         """How many of the first units are due."""
         deliver_ms = units["tags_code"].astype(np.int64)
+        # Levels above the last count as the last, as in a put.
+        delay_ms = self.levels_ms[min(level, len(self.levels_ms)) - 1]
         # No store time is in the future: the level's delay was configured longer when the record was stored.
-        is_too_far = deliver_ms > now_ms + self.levels_ms[level - 1]
+        is_too_far = deliver_ms > now_ms + delay_ms
         is_due = (deliver_ms <= now_ms) | is_too_far | (units["size"] == BLANK_SIZE)
         return leading(is_due)
 
@@ -160,9 +165,7 @@ class DelayService:
     @property
     def active(self) -> bool:
         """Whether any message has ever been delayed here."""
-        queues = self._store.consume_queues
-        levels = range(len(self._store.config.delay_levels_ms))
-        return self.timers.active or any(queues.find(SCHEDULE_TOPIC, q) for q in levels)
+        return self.timers.active or bool(used_levels(self._store))
 
     def run_once(self, now_ms: int, *, limit: int = RUN_MESSAGES) -> DelayRun:
         """Deliver due messages, at most about `limit`. If there are more, the next call is due at once.
@@ -178,7 +181,7 @@ class DelayService:
         """The physical offset from which on records may still wait here; None: none waits. Deletion stops there."""
         done = level_offsets(self._store)
         waiting_from = [(TIMER_TOPIC, 0, self.timers.first_waiting_offset())]
-        for level in range(1, len(self._store.config.delay_levels_ms) + 1):
+        for level in used_levels(self._store):
             waiting_from.append((SCHEDULE_TOPIC, level - 1, done.get(level, 0)))
         positions: list[int] = []
         for topic, queue_id, offset in waiting_from:

@@ -36,7 +36,8 @@ from raymq.store.delay.delay_hook import DelayHook
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
-from raymq.store.log.clean import CleanService, Derived, SyncedFloor
+from raymq.store.log.believed_clock import BelievedClock
+from raymq.store.log.clean import CleanService, Derived, LastingFloor
 from raymq.store.log.commit_log import CHAIN_BEGIN, QUEUES_DOUBTFUL, CommitLog
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.inner_put import InnerPut
@@ -140,7 +141,7 @@ class MessageStore:
         self.retention_floors: list[Callable[[], int | None]] = [
             self.compaction.sync_and_find_needed_from
         ]
-        self._synced_floor = SyncedFloor(log)
+        self._lasting_floor = LastingFloor(log)
 
         #: deletes old files; the host calls its `run_once`
         self.clean_service = CleanService(log, self, flags=self.flags)
@@ -266,6 +267,7 @@ class MessageStore:
         self._rebuilding = found.rebuilding
         self._last_group = found.group
         self._opened_end = self.log.end
+        BelievedClock(self.log).begin(self.state.store_time_ms)
         self._recover_index()
         self.compaction.load()
 
@@ -470,14 +472,16 @@ class MessageStore:
         self.sync_queues()
 
         log = self.log
-        needed = [find_needed_from() for find_needed_from in self.retention_floors]
+        floors = tuple(self.retention_floors)
+        needed = [find_needed_from() for find_needed_from in floors]
         deletable = min([log.marks.queues_synced_end, *(end for end in needed if end is not None)])
         progress = self.state.progress
         if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
             return deletable
 
-        # A delivered message waits no more, but its delivery must be on disk before the original record is deleted.
-        return self._synced_floor.advance(deletable)
+        # A delivered message waits no more. But before its original record is deleted, its delivery must be on disk and
+        # confirmed: another leader may cut it off, and deliver the original record.
+        return self._lasting_floor.advance(deletable, floors)
 
     def forget_before(self, start: int) -> None:
         """Messages below physical offset `start` are out of range from now on."""

@@ -11,6 +11,7 @@ transient_pool    shared memory for appends
 log_pool          the log's use of the pool
 commit_real_time  CommitRealTime: when to write pool bytes into the files
 clean             deletion of old files
+believed_clock    the wall clock by which they are deleted
 scrub             compares old bytes with their CRCs
 segments/         the files with the log's bytes
 control_files/    the files that say how far the log is and whose it is

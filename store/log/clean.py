@@ -12,6 +12,7 @@ store time of the first message after it. The file's own time stamp changes with
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from raymq.store.base.running_flags import DISK_FULL, LOGIC_DISK_FULL, RunningFl
 from raymq.store.log.recovery.snapshot_head import read_head
 from raymq.store.log.segments.mapped_file import MappedFile
 
+from .believed_clock import BelievedClock
 from .commit_log import CommitLog
 
 logger = logging.getLogger("raymq.store")
@@ -30,13 +32,11 @@ logger = logging.getLogger("raymq.store")
 MANUAL_PASSES = 20
 #: a disk is not full if it has room for this many commit log files
 FREE_FILES = 8
-#: a larger difference of wall and monotonic clock between two passes is a jump. It is believed after a day
-JUMP_MS = 3_600_000
-JUMP_BELIEVED_MS = 24 * 3_600_000
+#: most deletable ends that wait until the log is synced and confirmed
+WAITING_ENDS_MAX = 8
 
-
-#: most deletable ends that wait for a sync of the log
-UNSYNCED_MAX = 8
+#: each returns the physical offset from which it still needs records; None: it needs none
+RetentionFloors = tuple[Callable[[], int | None], ...]
 
 
 class Derived(Protocol):
@@ -59,22 +59,32 @@ class LogUser(Protocol):
         """Delete chain, queue files and indexes of records below `start`, the log's start."""
 
 
-class SyncedFloor:
-    """A deletable end that holds after a power loss too. Callers: one thread."""
+class LastingFloor:
+    """A deletable end that holds after a power loss, and for another leader. Callers: one thread."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
-        #: (log's end, deletable end) of calls. An end holds as soon as the log is synced up to its log's end
+        #: (log's end, deletable end) of calls. A deletable end holds as soon as the log is synced and confirmed up to
+        #: its log's end
         self._earlier: list[tuple[int, int]] = []
+        #: what those calls asked
+        self._floors: RetentionFloors = ()
 
-    def advance(self, deletable: int) -> int:
-        """Note the deletable end of now. Returns: the newest one that holds; the log's start if none does."""
+    def advance(self, deletable: int, floors: RetentionFloors) -> int:
+        """Note the deletable end that `floors` say now. Returns: the newest one that holds; the log's start if none
+        does."""
+        if floors != self._floors:
+            # Another replica led meanwhile, or leads now: the deliveries of those calls may be cut off.
+            self._earlier, self._floors = [], floors
+
         log = self._log
         self._earlier.append((log.end, deletable))
-        synced = [each for each in self._earlier if each[0] <= log.synced]
-        unsynced = self._earlier[len(synced) :]
-        self._earlier = [*synced[-1:], *unsynced][-UNSYNCED_MAX:]
-        return synced[-1][1] if synced else log.start
+        kept_end = min(log.synced, log.confirmed)
+        lasting = [each for each in self._earlier if each[0] <= kept_end]
+        waiting = [each for each in self._earlier if each[0] > kept_end]
+        # The oldest ones hold first: newer ones would replace each other while a follower is slow.
+        self._earlier = [*lasting[-1:], *waiting][:WAITING_ENDS_MAX]
+        return lasting[-1][1] if lasting else log.start
 
 
 class CleanService:
@@ -90,14 +100,10 @@ class CleanService:
         self._config = log.config
         self._files = log.files
         self._clock = log.clock
+        self._believed_clock = BelievedClock(log)
         self._flags = flags
 
         self._manual_passes = 0
-        #: wall clock and monotonic clock at the last pass, ms
-        self._last_clocks: tuple[int, int] | None = None
-        #: by how much the wall clock jumped ahead, and the monotonic time of the jump
-        self._jumped_ms = 0
-        self._jumped_at_ms = 0
         #: derived files are deleted up to here
         self._derived_start = -1
         #: commit log files deleted since the store was opened
@@ -115,12 +121,14 @@ class CleanService:
 
         Raises: OSError. The next pass continues where this one stopped.
         """
+        # Every pass looks at the clocks, whether or not it may delete. Otherwise the first look may be after a jump.
+        now_ms = self._believed_clock.now_ms()
         at_once = self._measure_disks() and self._config.clean_file_forcibly
         full = max(self.log_ratio, self.queue_ratio) > self._config.disk_max_used_space_ratio
         deleted = 0
         if full or at_once or self._manual_passes or self._is_delete_hour():
             self._manual_passes = max(0, self._manual_passes - 1)
-            deleted = self._delete_log(at_once=at_once)
+            deleted = self._delete_log(now_ms, at_once=at_once)
 
         start = self._log.start
         if start != self._derived_start:
@@ -162,9 +170,9 @@ class CleanService:
         elif self._flags.clear(flag):
             logger.warning("%s: %.0f %% full: puts are taken again", where, ratio)
 
-    def _delete_log(self, *, at_once: bool) -> int:
+    def _delete_log(self, now_ms: int, *, at_once: bool) -> int:
         """Delete the commit log files of this pass, oldest first. Returns: how many."""
-        start = self._new_start(at_once=at_once)
+        start = self._new_start(now_ms, at_once=at_once)
         if start <= self._log.start:
             return 0
 
@@ -188,7 +196,7 @@ class CleanService:
         fail_point("clean.after_segments")
         return deleted
 
-    def _new_start(self, *, at_once: bool) -> int:
+    def _new_start(self, now_ms: int, *, at_once: bool) -> int:
         """The offset up to which this pass may delete."""
         limit = min(self._log.confirmed, self._log.synced)
         files = [file for file in self._log.segments.files[1:] if file.start < limit]
@@ -196,7 +204,7 @@ class CleanService:
         if at_once and files:
             new_start = files[-1].start
         elif files:
-            new_start = self._expired_end(files)
+            new_start = self._expired_end(files, now_ms)
         most = self._config.delete_file_batch_max
         if len(files) > most:
             new_start = min(new_start, files[most - 1].start)
@@ -205,7 +213,7 @@ class CleanService:
         limit = min(limit, self._store.advance_deletable_end())
         return min(new_start, self._newest_snapshot(limit))
 
-    def _expired_end(self, files: list[MappedFile]) -> int:
+    def _expired_end(self, files: list[MappedFile], now_ms: int) -> int:
         """The start of the last file before which everything expired; the log's start if nothing did.
 
         Everything before a file was stored before its first message. Stamps in the future were made when the clock was
@@ -213,7 +221,6 @@ class CleanService:
         """
         reserved_hours = max(self._config.file_reserved_hours, self._reserved_hours_min)
         reserved_ms = int(reserved_hours * 3_600_000)
-        now_ms = self._trusted_now_ms()
         newest_ms = first_store_time(files[-1])
 
         expired_end = self._log.start
@@ -228,22 +235,6 @@ class CleanService:
                 break
 
         return expired_end
-
-    def _trusted_now_ms(self) -> int:
-        """The wall clock, without a jump forward that is not a day old: the clock may be set back again.
-
-        After such a jump a message is kept too long rather than too short.
-        """
-        wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
-        before_wall_ms, before_ms = self._last_clocks or (wall_ms, monotonic_ms)
-        jump_ms = wall_ms - before_wall_ms - (monotonic_ms - before_ms)
-        self._last_clocks = wall_ms, monotonic_ms
-        if abs(jump_ms) > JUMP_MS:
-            self._jumped_ms = max(0, self._jumped_ms + jump_ms)
-            self._jumped_at_ms = monotonic_ms
-        elif monotonic_ms - self._jumped_at_ms > JUMP_BELIEVED_MS:
-            self._jumped_ms = 0
-        return wall_ms - self._jumped_ms
 
     def _newest_snapshot(self, limit: int) -> int:
         """Start of the newest file whose snapshot is complete below `limit`; else the log's start.

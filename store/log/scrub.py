@@ -177,11 +177,12 @@ class Scrub:
         Unreadable bytes are a fault, and the pass continues after them. Raises: OSError if something else than the disk
         fails. The position stays then.
         """
-        now_ms = self.clock.now_ms()
-        due_ms = self._last_pass_end_ms + self.pause_ms
         position = max(self.position, self.start())
-        if not self.position and self._last_pass_end_ms and now_ms < due_ms:
-            return (due_ms - now_ms) / 1000
+        if not self.position and self._last_pass_end_ms:
+            due_in_ms = self._last_pass_end_ms + self.pause_ms - self.clock.now_ms()
+            # More than the pause is left only if the wall clock was ahead when the last pass ended.
+            if 0 < due_in_ms <= self.pause_ms:
+                return due_in_ms / 1000
 
         if position >= self.limit():
             if not self.position:

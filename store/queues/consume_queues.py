@@ -150,6 +150,11 @@ class ConsumeQueues:
         """Every (topic, queue), sorted."""
         return sorted({*list(self._queues), *list(self._unopened)})
 
+    def queue_ids(self, topic: str) -> list[int]:
+        """Every queue of a topic, sorted."""
+        keys = {*list(self._queues), *list(self._unopened)}
+        return sorted(queue_id for name, queue_id in keys if name == topic)
+
     def all(self) -> list[ConsumeQueue]:
         """Every queue that is open now."""
         return list(self._queues.values())

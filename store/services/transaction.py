@@ -237,6 +237,10 @@ class TransactionService:
         self.take_over()
         clock = self._store.clock
         began_ms = clock.now_ms()
+        # After the wall clock was set back, store times stay ahead of it.
+        began_store_ms = began_ms + self._store.store_times.ahead_ms(
+            self._store.state.store_time_ms
+        )
         deadline_ms = clock.monotonic_ms() + self.round_ms
         counts = dict.fromkeys(Resolution, 0)
         asked = 0
@@ -251,8 +255,9 @@ class TransactionService:
             if half is None:
                 continue
 
-            age_ms = began_ms - half.born_time_ms
-            if half.store_time_ms > began_ms or clock.monotonic_ms() > deadline_ms:
+            # The producer's clock, or the shard's at that time, may have been ahead of this one.
+            age_ms = max(began_ms - half.born_time_ms, began_store_ms - half.store_time_ms)
+            if half.store_time_ms > began_store_ms or clock.monotonic_ms() > deadline_ms:
                 break
             if age_ms < self._immunity_ms(half):
                 continue

@@ -39,6 +39,8 @@ CONFIG = StoreConfig(
     # Any hour, unless a test says otherwise.
     delete_when=";".join(f"{hour:02d}" for hour in range(24)),
 )
+#: a message that waits for its delivery
+WAITS = pytest.mark.parametrize("properties", [{"TIMER_DELAY_SEC": "100"}, {"DELAY": "5"}])
 
 
 class Derived:
@@ -175,7 +177,7 @@ def test_messages_that_wait_for_delivery_are_not_deleted(
     assert shop.clean() > 0
 
 
-@pytest.mark.parametrize("properties", [{"TIMER_DELAY_SEC": "100"}, {"DELAY": "5"}])
+@WAITS
 def test_a_waiting_message_is_deleted_only_after_its_delivery_is_synced(
     shop: Shop, properties: dict[str, str]
 ) -> None:
@@ -195,10 +197,84 @@ def test_a_waiting_message_is_deleted_only_after_its_delivery_is_synced(
     shop.fill(2)
     shop.settle()
     shop.clock.advance(4 * DAY_MS)
-    shop.store.put(request([b"unsynced"]))
+    unsynced = shop.store.put(request([b"unsynced"]))
     shop.clean()
     shop.store.log.sync()
+    shop.store.log.note_confirmed(unsynced.end_offset)
     assert shop.clean() > 0
+
+
+def deliver_unconfirmed(shop: Shop, properties: dict[str, str]) -> DelayService:
+    """Let a message wait, and its delivery be synced here only, when the files of the original are expired."""
+    delays = DelayService(shop.store)
+    message = InnerMessage("t", 1, b"later", properties, born_time_ms=shop.clock.now_ms())
+    shop.store.put_inner([shop.store.delay_hook.before_put(message)])
+    shop.fill(3)
+    shop.settle()
+    shop.clock.advance(4 * DAY_MS)
+    delays.run_once(shop.clock.now_ms())
+    shop.store.log.sync()
+    return delays
+
+
+@WAITS
+def test_a_waiting_message_is_deleted_only_after_its_delivery_is_confirmed(
+    shop: Shop, properties: dict[str, str]
+) -> None:
+    delays = deliver_unconfirmed(shop, properties)
+    assert [shop.clean() for _ in range(3)] == [0, 0, 0]
+
+    # No follower has the delivery, and another leader cuts it off.
+    delays.leave()
+    shop.store.log.truncate(shop.store.log.confirmed)
+    shop.store.abandon()
+    shop.open()
+    delays = DelayService(shop.store)
+    for _ in range(3):
+        shop.settle()
+        delays.run_once(shop.clock.now_ms())
+    shop.settle()
+    assert shop.store.queue_range("t", 1) == (0, 1)
+    assert shop.clean() == 3
+
+
+@WAITS
+def test_a_leader_keeps_a_waiting_message_whose_delivery_was_cut_off_before_it_led_again(
+    shop: Shop, properties: dict[str, str]
+) -> None:
+    delays = deliver_unconfirmed(shop, properties)
+    store, cut_end = shop.store, shop.store.log.end
+    assert shop.clean() == 0
+
+    delays.leave()
+    delays.timers.abandon()
+    store.follow()
+    assert store.followed is not None
+    store.followed.truncate(store.log.confirmed)
+    store.lead(1)
+    DelayService(store)
+    while store.log.end <= cut_end:
+        shop.fill(1)
+    shop.settle()
+    # The log is confirmed above the end of the delivery that was cut off. But other records are there.
+    store.put(request([b"unconfirmed"]))
+    assert [shop.clean() for _ in range(2)] == [0, 0]
+    shop.settle()
+    assert shop.clean() == 0
+    assert shop.starts[0] == 0
+
+
+def test_files_are_deleted_while_followers_are_slow(shop: Shop) -> None:
+    deliver_unconfirmed(shop, {"DELAY": "5"})
+    assert shop.clean() == 0
+    delivered_end = shop.store.log.end
+    for _ in range(20):
+        shop.store.put(request([b"unconfirmed"]))
+        shop.store.log.sync()
+        assert shop.clean() == 0
+    shop.store.log.note_confirmed(delivered_end)
+    shop.store.dispatch(delivered_end)
+    assert shop.clean() == 3
 
 
 def test_the_file_that_is_written_is_never_deleted(shop: Shop) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.embedded.put_message import MessagePut
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.log.clean import CleanService
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.retry import send_back
 from tests.support.batches import request
@@ -36,20 +39,28 @@ CONFIG = StoreConfig(
 class Shop:
     """A store whose clock a test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: StoreConfig = CONFIG) -> None:
+        self.config = config
         self.disk = SimulatedDisk(record=False)
         self.clock = ManualClock()
         self.open()
         self.store.create_topic("t", 1, [0])
 
     def open(self) -> None:
-        self.store = MessageStore.open(ROOT, config=CONFIG, files=self.disk, clock=self.clock)
+        self.store = MessageStore.open(ROOT, config=self.config, files=self.disk, clock=self.clock)
         self.delays = DelayService(self.store)
         self.puts = MessagePut(self.store, lambda appended: appended)
         confirm(self.store)
 
     def restart(self) -> None:
         self.store.abandon()
+        self.open()
+
+    def reboot(self, *, off_ms: int = MINUTE_MS) -> None:
+        """Switch the machine off, and on again: its monotonic clock begins anew."""
+        self.store.close()
+        self.disk.boot += 1
+        self.clock = ManualClock(self.clock.now_ms() + off_ms, monotonic_ms=5_000)
         self.open()
 
     def send_later(self, level: int = HALF_HOUR_LEVEL) -> None:
@@ -261,3 +272,90 @@ def test_a_pass_after_a_long_sleep_of_the_machine_still_deletes(shop: Shop) -> N
         shop.clock.advance(DAY_MS)
         shop.clean()
     assert shop.first == 3
+
+
+# --- a jump that is not seen by two passes that delete --------------------------------------------
+
+
+def test_a_jump_before_the_first_pass_of_the_delete_hour_is_not_believed() -> None:
+    noon_ms = int(datetime(2023, 11, 15, 12).timestamp() * 1000)
+    shop = Shop(replace(CONFIG, delete_when="04"))
+    shop.clock.jump_wall(noon_ms - shop.clock.now_ms())
+    shop.fill(3)
+    shop.store.clean_service.run_once()
+    shop.clock.jump_wall(30 * DAY_MS)
+    # To ten in the morning, so over the delete hour.
+    for _ in range(22):
+        shop.clock.advance(HOUR_MS)
+        shop.store.clean_service.run_once()
+    assert shop.first == 0
+
+    # The next delete hour is more than a day after the jump.
+    for _ in range(22):
+        shop.clock.advance(HOUR_MS)
+        shop.store.clean_service.run_once()
+    assert shop.first == 3
+    shop.store.abandon()
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_restart_does_not_make_a_jump_believed(shop: Shop, looks: bool) -> None:
+    shop.fill(3)
+    shop.clock.jump_wall(30 * DAY_MS)
+    if looks:
+        assert shop.clean() == 0
+    # The newest store time in the log is the wrong clock's, too.
+    shop.put()
+    shop.restart()
+    shop.clock.advance(HOUR_MS)
+    assert shop.clean() == 0
+    shop.clock.advance(DAY_MS + MINUTE_MS)
+    assert shop.clean() == 3
+
+
+def test_a_change_of_role_does_not_make_a_jump_believed(shop: Shop) -> None:
+    shop.fill(3)
+    shop.clock.jump_wall(30 * DAY_MS)
+    for _ in range(3):
+        assert CleanService(shop.store.log, shop.store, flags=shop.store.flags).run_once() == 0
+        shop.clock.advance(HOUR_MS)
+    shop.clock.advance(DAY_MS)
+    assert CleanService(shop.store.log, shop.store, flags=shop.store.flags).run_once() == 3
+
+
+def test_a_process_that_was_stopped_for_a_week_deletes_at_once(shop: Shop) -> None:
+    shop.fill(3)
+    shop.store.close()
+    shop.clock.advance(7 * DAY_MS)
+    shop.open()
+    assert shop.clean() == 3
+
+
+@pytest.mark.parametrize("cause", ["it was off", "its clock is wrong"])
+def test_after_a_long_pause_a_machine_that_was_started_again_waits_for_a_day(
+    shop: Shop, cause: str
+) -> None:
+    shop.fill(3)
+    shop.reboot(off_ms=7 * DAY_MS)
+    shop.put()
+    confirm(shop.store)
+    assert shop.clean() == 0
+    shop.restart()
+    shop.clock.advance(DAY_MS - MINUTE_MS)
+    assert shop.clean() == 0
+    if cause == "it was off":
+        shop.clock.advance(2 * MINUTE_MS)
+        assert shop.clean() == 3
+    else:
+        shop.clock.jump_wall(-7 * DAY_MS)
+        shop.clock.advance(DAY_MS)
+        assert shop.clean() == 0
+
+
+def test_a_machine_that_is_started_again_at_once_need_not_wait(shop: Shop) -> None:
+    shop.fill(3)
+    shop.clock.advance(4 * DAY_MS)
+    shop.put()
+    confirm(shop.store)
+    shop.reboot()
+    assert shop.clean() == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,30 @@ def test_progress_beyond_the_queue_is_taken_back_to_its_end(world):
     world.confirm()
     world.run_out()
     assert [each.body for each in world.arrived()] == [b"b"]
+
+
+@pytest.mark.parametrize("ends_in_order", [False, True])
+def test_messages_of_a_level_that_a_start_dropped_come_after_the_last_delay_at_the_latest(
+    world, ends_in_order
+):
+    world.send(b"due sooner", level=4)
+    world.clock.advance(57_000)
+    world.send(b"due later", level=4)
+    world.confirm()
+    world.config = replace(world.config, message_delay_level="1s 5s")
+    (world.restart if ends_in_order else world.kill)()
+
+    assert world.delays.active
+    assert world.delays.needed_from() == position_of(world, level=4)
+    # The second one would wait longer than any level says. It is due at once, after the first one.
+    assert world.run() == START_MS + 60_000
+    world.clock.advance(3_000)
+    world.run()
+    assert [each.body for each in world.arrived()] == [b"due sooner", b"due later"]
+    assert level_offsets(world.store) == {4: 2}
+    assert world.delays.needed_from() is None
+
+
+def position_of(world: DelayWorld, *, level: int) -> int:
+    """The physical offset of the first message of a level."""
+    return int(world.store.consume_queues.get(SCHEDULE_TOPIC, level - 1).read(0, 1)["position"][0])

@@ -105,6 +105,25 @@ def test_a_pass_goes_on_where_it_was_interrupted(own: Path, tmp_path: Path) -> N
     assert scrub_of(root, clock).position == 0
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_scrub_goes_on_after_a_pass_that_ended_while_the_clock_was_ahead(
+    own: Path, tmp_path: Path, restarts: bool
+) -> None:
+    root, clock = copy(own, tmp_path / "s"), ManualClock()
+    clock.jump_wall(365 * 86_400_000)
+    scrub = scrub_of(root, clock)
+    scrub.one_pass()
+    clock.jump_wall(-365 * 86_400_000)
+    if restarts:
+        scrub.close()
+        scrub = scrub_of(root, clock)
+    scrub.step()
+    assert scrub.position == units_of(root)[0].end
+    scrub.one_pass()
+    # This pass ended by the clock of now: the next one comes after the pause.
+    assert scrub.step() == pytest.approx(PAUSE_MS / 1000)
+
+
 def test_a_position_between_units_goes_back_to_its_file(own: Path, tmp_path: Path) -> None:
     root, clock = copy(own, tmp_path / "s"), ManualClock()
     unit = next(u for u in units_of(root) if u.start > SEGMENT + 100)

@@ -15,7 +15,7 @@ from raymq.store.base.errors import Bug, Corrupt, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from raymq.store.log.control_files.checkpoint import Checkpoint
-from raymq.store.log.control_files.marks import Marks
+from raymq.store.log.control_files.marks import ClockLook, Marks
 from raymq.store.log.control_files.meta import SLOT_BYTES, Meta
 from tests.support.simulated_disk import SimulatedDisk
 
@@ -49,6 +49,18 @@ def test_marks_are_zero_at_first_and_kept(files, tmp_path):
     assert (again.confirmed_end, again.queues_synced_end) == (20, 10)
     again.close()
     assert (tmp_path / "marks").stat().st_size == 4096
+
+
+def test_the_last_look_at_the_clocks_is_kept_and_no_cut_lowers_it(files, tmp_path):
+    marks = Marks.open(tmp_path / "marks", files=files)
+    assert marks.clock_look == ClockLook(0, 0, 0, 0, 0)
+    marks.appended_end, marks.clock_look = 40, ClockLook(50, 60, 70, 80, files.boot_id_hash())
+    marks.lower(10)
+    marks.close()
+    again = Marks.open(tmp_path / "marks", files=files)
+    assert again.appended_end == 10
+    assert again.clock_look == ClockLook(50, 60, 70, 80, files.boot_id_hash())
+    again.close()
 
 
 @pytest.mark.parametrize("name", ["appended_end", "synced_end", "confirmed_end"])

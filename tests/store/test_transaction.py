@@ -20,6 +20,8 @@ from raymq.store.services.transaction import (
 from raymq.store.tools.inspect import verify
 from tests.support.engine import CONFIG, Engine
 
+DAY_MS = 86_400_000
+
 
 @pytest.fixture
 def engine(tmp_path: Path):
@@ -110,6 +112,26 @@ def test_a_half_message_waits_for_the_timeout_before_it_is_asked_for(tmp_path: P
     assert engine.service.check(lambda half: Resolution.COMMIT).asked == 0
     engine.clock.advance(1)
     assert engine.service.check(lambda half: Resolution.COMMIT).committed == 1
+    engine.store.close()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_half_messages_are_asked_for_after_the_clock_was_set_back(
+    tmp_path: Path, crashes: bool
+) -> None:
+    engine = Engine(tmp_path, timeout_ms=6_000)
+    engine.clock.jump_wall(30 * DAY_MS)
+    engine.prepare(b"from the future")
+    engine.clock.jump_wall(-30 * DAY_MS)
+    engine.prepare(b"after it")
+    if crashes:
+        engine.crash()
+    assert engine.service.check(lambda half: Resolution.COMMIT).asked == 0
+
+    # Store times that are ahead of the wall clock grow a sixteenth slower.
+    engine.clock.advance(6_000 * 16 / 15 + 10)
+    assert engine.service.check(lambda half: Resolution.COMMIT).committed == 2
+    assert engine.bodies() == [b"from the future", b"after it"]
     engine.store.close()
 
 

@@ -1,4 +1,4 @@
-"""The ends of the log and of its consume queues, in one page that processes share by a map.
+"""The ends of the log and of its consume queues, and the last look at the clocks, in one page that processes map.
 
 It survives kill -9 exactly, as the page cache does, and a reboot as a lower bound. A mark is written before any
 answer that relies on it, by one aligned 8-byte store: `struct.pack_into` was measured to tear.
@@ -17,6 +17,23 @@ from raymq.store.base.files import Files
 FILE_BYTES = 4096
 _APPENDED, _SYNCED, _CONFIRMED, _QUEUES_SYNCED, _SNAPSHOT, _SNAPSHOT_BEFORE, _DISPATCHED = range(7)
 _WORDS = 7
+#: the words of `clock_look` follow those of the offsets
+_LOOK_WORDS = slice(_WORDS, _WORDS + 5)
+
+
+class ClockLook(NamedTuple):
+    """Wall and monotonic clock at one time, in ms, and how far the wall clock is not believed (`BelievedClock`).
+
+    The order is that of the stores: a kill between two of them never loses a jump.
+    """
+
+    #: by how much the wall clock jumped ahead, and the monotonic time of the jump
+    jumped_ms: int
+    jumped_at_ms: int
+    wall_ms: int
+    monotonic_ms: int
+    #: of the boot whose monotonic clock it was; 0: there was no look
+    boot_id_hash: int
 
 
 class _Word:
@@ -83,6 +100,16 @@ class Marks:
         """Note that a snapshot begins at `offset`."""
         self._words[_SNAPSHOT_BEFORE] = self._words[_SNAPSHOT]
         self._words[_SNAPSHOT] = offset
+
+    @property
+    def clock_look(self) -> ClockLook:
+        """The last look at the clocks, by any process of this replica."""
+        return ClockLook(*self._words[_LOOK_WORDS].tolist())
+
+    @clock_look.setter
+    def clock_look(self, look: ClockLook) -> None:
+        for index, value in enumerate(look, start=_WORDS):
+            self._words[index] = value
 
     def forget_queues(self, offset: int) -> None:
         """Note that consume queues are rebuilt from `offset` on. Durable: at return."""
