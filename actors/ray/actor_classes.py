@@ -47,6 +47,7 @@ from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 
 from .damaged_store import begin_again, is_damage
+from .peer_calls import EndpointQuestions, NotedCalls
 from .process_setup import keep_freed_memory, keep_pandas_out
 from .replica_files import (
     PeerAddresses,
@@ -74,7 +75,7 @@ EXIT_GAVE_UP = 71
 LINGER_MS = 10_000
 #: a satellite whose service loop died
 EXIT_LOOP_DIED = 70
-#: how long Replication waits for a follower's actor to report its address
+#: how long a replica waits for Ray to say where another one listens
 PEER_TIMEOUT_S = 2.0
 
 
@@ -118,6 +119,7 @@ class CommitLogActor:
         #: why and when a process of this replica gave up last; None: none did
         self._last_end: dict[str, Any] | None = None
         self._addresses = _addresses(spec)
+        self._questions = _questions(spec, self._addresses)
 
         self._closing = threading.Event()
         self._incarnation = make_incarnation(spec["generation"], secrets.randbits(GENERATION_SHIFT))
@@ -268,15 +270,26 @@ class CommitLogActor:
     def _connect_peer(self, replica: int) -> Any:
         """Connect to another replica, for elections and for damaged bytes. Raises: Unavailable."""
         spec = self._spec
-        endpoint = self._addresses.find(replica) or _ask_ray(spec, replica)
-        if endpoint is None:
+        found = self._addresses.find(replica) or self._questions.ask(replica, PEER_TIMEOUT_S)
+        if found is None:
             raise Unavailable(
                 f"the address of replica {replica} is not known yet", field="endpoint"
             )
+        endpoint = found
+
+        def note_failure() -> None:
+            self._addresses.note_failure(replica, endpoint)
+            self._questions.begin(replica)
+
         transport = _load(spec["transport"])(
             cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
         )
-        return transport.replica_calls(endpoint, self._sender)
+        return NotedCalls(
+            transport.replica_calls(endpoint, self._sender),
+            # An address at which the replica answers is as good as its own word.
+            note_answer=lambda: self._addresses.note(replica, endpoint, is_own=True),
+            note_failure=note_failure,
+        )
 
     def _sender(self) -> dict[str, Any]:
         """What this replica says of itself in each message of elections."""
@@ -375,6 +388,8 @@ class CommitLogActor:
         root = Path(self._spec["data_dir"])
         write_json(root, "routes", routes)
         write_json(root, "replicas", replicas)
+        for replica, endpoint in replicas.get(str(self._spec["shard"]), {}).items():
+            self._addresses.note(int(replica), endpoint, is_own=False)
         if self._host is not None:
             self._host.routes = routes
             self._host.replicas = lambda: replicas
@@ -452,6 +467,11 @@ class CommitActor(SatelliteActor):
 class ReplicationActor(SatelliteActor):
     """Hosts the Replication role of a leader whose shard has followers."""
 
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._addresses = _addresses(spec)
+        self._questions = _questions(spec, self._addresses)
+        super().__init__(spec)
+
     def _make(self) -> Any:
         from raymq.actors.satellites.replicator import Replicator
 
@@ -473,11 +493,17 @@ class ReplicationActor(SatelliteActor):
 
     def _peer_endpoint(self, replica: int) -> str | None:
         """The endpoint at which a replica listens now, or None while unknown. Callers: a connecting thread."""
-        spec = self._spec
-        if len(spec["candidates"]) == 1:
+        if len(self._spec["candidates"]) == 1:
             # Without elections no replica names its address.
-            return _ask_ray(spec, replica) or _addresses(spec).find(replica)
-        return _addresses(spec).find(replica) or _ask_ray(spec, replica)
+            asked = self._questions.ask(replica, PEER_TIMEOUT_S)
+            return asked or self._addresses.find(replica)
+
+        known = self._addresses.find(replica)
+        if known is None:
+            return self._questions.ask(replica, PEER_TIMEOUT_S)
+        # The next attempt reads the answer, if this address is out of date.
+        self._questions.begin(replica)
+        return known
 
 
 def _addresses(spec: dict[str, Any]) -> PeerAddresses:
@@ -486,10 +512,18 @@ def _addresses(spec: dict[str, Any]) -> PeerAddresses:
     return PeerAddresses(Path(spec["data_dir"]), directories, over_nodes=spec["node"] is not None)
 
 
-def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
-    """The endpoint of a replica on another node that has not named it yet; None: its actor does not answer.
+def _questions(spec: dict[str, Any], addresses: PeerAddresses) -> EndpointQuestions:
+    """Questions to Ray, whose answers are kept as the replicas' own word."""
+    return EndpointQuestions(
+        lambda replica: _ask_ray(spec, replica),
+        lambda replica, endpoint: addresses.note(replica, endpoint, is_own=True),
+    )
 
-    The answer is kept as the replica's own word. On one machine the endpoint files are enough.
+
+def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
+    """The endpoint of a replica on another node; None: its actor does not answer.
+
+    On one machine the endpoint files are enough.
     """
     if spec["node"] is None:
         return None
@@ -499,11 +533,9 @@ def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
         actor = ray.get_actor(spec["peers"][replica][1], namespace="raymq")
         found: Any = ray.get(actor.endpoint.remote(), timeout=PEER_TIMEOUT_S)
     except (ray.exceptions.RayError, ValueError) as error:
-        logger.warning("the actor of replica %d does not answer: %s", replica, error)
+        logger.info("the actor of replica %d does not answer: %s", replica, error)
         return None
     endpoint: str | None = found
-    if endpoint is not None:
-        _addresses(spec).note(replica, endpoint, is_own=True)
     return endpoint
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ class PeerAddresses:
     """Where the other replicas of a shard listen. Elections and log streams so need no Ray.
 
     On one machine their endpoint files say it. Over nodes, each replica names its address, and those that it knows, in
-    its messages of elections. They are kept in the file `raymq/peers`. Callers: any thread.
+    its messages of elections. They are kept in the file `raymq/peers`. While the address of the file does not work,
+    attempts alternate between it and the one that was heard last. Callers: any thread.
     """
 
     def __init__(self, root: Path, directories: dict[int, Path], *, over_nodes: bool) -> None:
@@ -97,26 +99,43 @@ class PeerAddresses:
         self._root = root
         self._directories = directories
         self._over_nodes = over_nodes
+        #: held while the file changes
+        self._lock = threading.Lock()
+        #: replica -> the endpoint that was heard last, from any replica
+        self._heard: dict[int, str] = {}
+        #: replica -> the endpoint that failed last
+        self._failed: dict[int, str] = {}
 
     def find(self, replica: int) -> str | None:
-        """The endpoint that a replica named last; None: not known yet."""
+        """The endpoint to try next; None: not known yet."""
         if not self._over_nodes:
             return read_endpoint(self._directories[replica])
-        endpoint = (read_json(self._root, "peers") or {}).get(str(replica))
-        return None if endpoint is None else str(endpoint)
+        named = (read_json(self._root, "peers") or {}).get(str(replica))
+        known = None if named is None else str(named)
+        fails = known is None or known == self._failed.get(replica)
+        return self._heard.get(replica, known) if fails else known
 
     def note(self, replica: int, endpoint: str, *, is_own: bool) -> None:
         """Remember where a replica listens. On one machine its own file says it.
 
-        Args: `is_own`: that replica said it itself. The word of another one may be out of date.
+        Args: `is_own`: that replica said it itself. The word of another one may be out of date: it is only tried when
+        the known endpoint fails.
         """
         if not self._over_nodes or replica not in self._directories:
             return
-        known = self.find(replica)
-        if known is None or (is_own and known != endpoint):
+        self._heard[replica] = endpoint
+        if is_own:
+            self._failed.pop(replica, None)
+        with self._lock:
             peers = read_json(self._root, "peers") or {}
-            with contextlib.suppress(OSError, RayMQError):
-                write_json(self._root, "peers", {**peers, str(replica): endpoint})
+            known = peers.get(str(replica))
+            if known is None or (is_own and known != endpoint):
+                with contextlib.suppress(OSError, RayMQError):
+                    write_json(self._root, "peers", {**peers, str(replica): endpoint})
+
+    def note_failure(self, replica: int, endpoint: str) -> None:
+        """Let `find` name another endpoint, if one was heard."""
+        self._failed[replica] = endpoint
 
     def known(self) -> dict[str, str]:
         """replica -> endpoint, of those that are known. Nothing on one machine, where each replica reads the files."""

@@ -398,7 +398,8 @@ def close_replica(
     members = sorted(find(ray, record.name, keys), key=lambda each: _CLOSING_RANK[each.role])
     for member in members:
         if member.role == "commit_log":
-            outcome = _outcome(ray, member.handle.close.remote(timeout_s / 2), timeout_s)
+            call = member.handle.close.remote(timeout_s / 2)
+            outcome = _outcome(ray, call, clock, clock.monotonic() + timeout_s)
             if outcome != "closed":
                 logger.warning("%s: %s", member.name, outcome)
         ray.kill(member.handle, no_restart=True)
@@ -549,6 +550,8 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     the rest of the log, for which the satellites must still run and followers must answer. Then followers, then
     satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a new one at once,
     and is refused only when the shards have ended.
+
+    Args: `timeout_s`: how long the orderly close of all CommitLogs may take, of which leaders leave half to followers.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     outcomes: dict[str, str] = {}
@@ -567,15 +570,21 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
         """The order of closing: within a role leaders before followers."""
         return _CLOSING_RANK[member.role], int(member.name not in leaders)
 
+    deadline_s = clock.monotonic() + timeout_s
+    waves_left = len({rank(member) for member in members if member.role == "commit_log"})
     for _, group in itertools.groupby(sorted(members, key=rank), key=rank):
         wave, calls = list(group), []
+        # Leaders that hang leave time to followers, which would otherwise be ended without a try.
+        wave_s = max(0.0, deadline_s - clock.monotonic()) / max(1, waves_left)
+        wave_deadline_s = clock.monotonic() + wave_s
+        waves_left -= 1
         for member in wave:
             node = node_of(record, member.shard, member.replica)
             if node is not None and node not in present:
                 outcomes[member.name] = f"its node {node} is away; ended"
                 continue
             if member.role == "commit_log":
-                calls.append((member, member.handle.close.remote(timeout_s / 2)))
+                calls.append((member, member.handle.close.remote(wave_s / 2)))
             else:
                 # A CommitLog that closes syncs everything itself, and lets its satellites finish.
                 log = actor_name(record.name, member.shard, member.replica, "commit_log")
@@ -584,7 +593,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
                 )
 
         for member, call in calls:
-            outcomes[member.name] = _outcome(ray, call, timeout_s)
+            outcomes[member.name] = _outcome(ray, call, clock, wave_deadline_s)
         for member in wave:
             # `kill` ends the process and frees the name. After close() alone Ray would restart the actor.
             ray.kill(member.handle, no_restart=True)
@@ -627,12 +636,12 @@ def actor_names(ray: Any) -> list[str]:
     return sorted(actor["name"] for actor in known if actor["namespace"] == NAMESPACE)
 
 
-def _outcome(ray: Any, call: Any, timeout_s: float) -> str:
+def _outcome(ray: Any, call: Any, clock: Clock, deadline_s: float) -> str:
     """How the call of `close` of a CommitLog ended: "closed", or why it did not close."""
     try:
-        ray.get(call, timeout=timeout_s)
+        ray.get(call, timeout=max(0.0, deadline_s - clock.monotonic()))
     except ray.exceptions.GetTimeoutError:
-        return f"did not close within {timeout_s:g} s; ended"
+        return "did not close in time; ended"
     except ray.exceptions.RayActorError as error:
         return f"was down: {str(error).strip().splitlines()[0]}"
     except (RayMQError, ray.exceptions.RayTaskError) as error:

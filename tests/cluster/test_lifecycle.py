@@ -13,7 +13,7 @@ from raymq.actors.shared.wakeup import Wakeup, wakeup_directory
 from raymq.cluster import new_topic
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.cluster_record import StartOptions, new_record
+from raymq.cluster.cluster_record import StartOptions, load_record, new_record
 from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
@@ -25,6 +25,7 @@ from tests.support.fake_ray import (
     FakeActor,
     FakeRay,
     GetTimeoutError,
+    JumpingClock,
     RayActorError,
     install,
 )
@@ -359,6 +360,53 @@ def test_a_shard_that_does_not_close_is_ended_and_the_stop_is_not_clean(
         leader.name.replace("commit_log", "group_commit"): "its CommitLog did not close; ended",
     }
     assert ray.actors == {}
+
+
+class HangingRay(FakeRay):
+    """A Ray whose first calls are not answered: each takes the time that its caller grants."""
+
+    def __init__(self, other: FakeRay, hanging: int) -> None:
+        super().__init__()
+        self.actors = other.actors
+        self.hanging = hanging
+        self.clock = JumpingClock()
+        self.granted: list[float] = []
+
+    def get(self, calls: Any, timeout: float) -> Any:
+        self.granted.append(timeout)
+        if len(self.granted) > self.hanging:
+            return super().get(calls, timeout)
+        self.clock.sleep_ms(1000 * timeout)
+        raise GetTimeoutError
+
+    def close(self, data_dir: Path, timeout_s: float) -> list[str]:
+        """The outcomes of the CommitLogs."""
+        record = load_record(ClusterPaths(data_dir), Files())
+        assert record is not None
+        outcomes = actor_set.close(self, record, clock=self.clock, timeout_s=timeout_s)
+        return [outcome for name, outcome in outcomes.items() if name.endswith("commit_log")]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_stop_takes_its_time_once_however_many_shards_hang(
+    ray: FakeRay, tmp_path: Path, replicas: int
+) -> None:
+    begin(tmp_path, shards=3, replicas=replicas)
+    hanging = HangingRay(ray, 3 * replicas)
+    outcomes = hanging.close(tmp_path / "data", timeout_s=10.0)
+    assert hanging.clock.monotonic() == pytest.approx(10.0)
+    assert outcomes == ["did not close in time; ended"] * 3 * replicas
+
+
+def test_a_leader_that_hangs_leaves_followers_the_time_to_close(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    begin(tmp_path, shards=3, replicas=2)
+    hanging = HangingRay(ray, 1)
+    outcomes = hanging.close(tmp_path / "data", timeout_s=10.0)
+    # A leader that has closed meanwhile answers without any wait.
+    assert hanging.granted == pytest.approx([5.0, 0.0, 0.0, 5.0, 5.0, 5.0])
+    assert outcomes == ["did not close in time; ended"] + ["closed"] * 5
 
 
 def test_stop_ends_the_coordinators_of_its_own_queues_last(ray: FakeRay, tmp_path: Path) -> None:
