@@ -361,7 +361,8 @@ class CompactionStore:
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._compacted_offsets = self._read_compacted_offsets()
-            sparse.replace_sealed(names)
+            # Others were sealed meanwhile if a reader copied much: they stay.
+            sparse.replace(pairs, names)
             # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
             self._write_synced_ends({key: other.end for key, other in self._logs.items()})
         return last_offset

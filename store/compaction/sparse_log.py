@@ -346,15 +346,14 @@ class SparseLog:
         for directory in self.directories:
             self._files.sync_dir(directory)
 
-    def replace_sealed(self, names: list[str]) -> None:
-        """Open the files of these names, which have replaced the sealed ones. The last, open one stays.
+    def replace(self, old: list[SegmentPair], names: list[str]) -> None:
+        """Open the files of these names, which have replaced the oldest ones. Later ones stay.
 
         Callers: with `files_lock`. Readers keep records that they read from the old files.
         """
-        stays = [pair for pair in self.pairs if not pair.sealed]
-        for pair in self.pairs:
-            if pair.sealed:
-                pair.close()
+        stays = self.pairs[len(old) :]
+        for pair in old:
+            pair.close()
         self.pairs = [self._open(int(name)) for name in sorted(names)]
         for pair in self.pairs:
             pair.find_end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.base.status import PutStatus
 from raymq.store.compaction import compaction_store
 from raymq.store.compaction.compaction_store import CompactionService
+from raymq.store.compaction.compactor import write_compacted
 from raymq.store.compaction.units import file_sizes
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.put_message import MessagePut
@@ -320,6 +322,35 @@ def test_get_message_skips_nothing_after_a_slice_without_keys(
     assert (found.status, found.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 4)
     found = store.get_message("c", 0, 4, 32)
     assert (found.status, found.queue_offsets.tolist()) == (GetMessageStatus.FOUND, [5, 6])
+
+
+def while_compacting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Do something in the next compaction, after the new files were written and before the exchange."""
+
+    def write_and_act(*args: Any) -> list[str]:
+        names = write_compacted(*args)
+        monkeypatch.setattr(compaction_store, "write_compacted", write_compacted)
+        act()
+        return names
+
+    monkeypatch.setattr(compaction_store, "write_compacted", write_and_act)
+
+
+def test_messages_of_files_that_fill_during_a_compaction_stay(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = fill(store)
+    late = [(80 + number, f"late{number}", b"x" * 100) for number in range(60)]
+
+    def put_and_read() -> None:
+        put(store, *((key, body) for _, key, body in late))
+        assert len(read(store)) == 140
+
+    while_compacting(monkeypatch, put_and_read)
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == latest + late
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == latest + late
 
 
 def test_a_random_history_ends_as_a_dict_would(store: MessageStore) -> None:
