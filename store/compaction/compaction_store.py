@@ -308,13 +308,15 @@ class CompactionStore:
 
         Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.
         """
-        self.sync()
         positions: list[int] = []
-        for key in self._compacted_queues():
-            queue = self._queues.find(*key)
-            if queue is not None:
-                units = queue.read(max(self.next_offset(*key), queue.min_offset), 1)
-                positions += units["position"].tolist()
+        # Under one lock: what a reader copies after the sync is not synced, so its records are still needed.
+        with self._lock:
+            self.sync()
+            for key in self._compacted_queues():
+                queue = self._queues.find(*key)
+                if queue is not None:
+                    units = queue.read(max(self.next_offset(*key), queue.min_offset), 1)
+                    positions += units["position"].tolist()
         return min(positions, default=None)
 
     # --- compacting -------------------------------------------------------------------------------
@@ -364,7 +366,9 @@ class CompactionStore:
             # Others were sealed meanwhile if a reader copied much: they stay.
             sparse.replace(pairs, names)
             # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
-            self._write_synced_ends({key: other.end for key, other in self._logs.items()})
+            # Readers may have copied more since the last sync. So this queue is synced, and the notes of others stay.
+            sparse.sync()
+            self._write_synced_ends({**self._synced_ends, (topic, queue_id): sparse.end})
         return last_offset
 
     # --- reading ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,9 @@ from raymq.store.tools.inspect import verify
 from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
+from tests.support.crash_states import last_states
 from tests.support.damaged_store import FIRST_LOG, copy, flip
+from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = StoreConfig(
     segment_size_bytes=64 * 1024,
@@ -53,6 +56,8 @@ CONFIG = StoreConfig(
 COMPACTED = {"cleanup.policy": "COMPACTION"}
 #: of these the log file's size is made
 FILE = 46 * 18 * 5
+#: of a store on a simulated disk
+ROOT = Path("/s")
 LOG = Path("compaction/compactionLog/c/0")
 QUEUE = Path("compaction/compactionCq/c/0")
 
@@ -509,6 +514,64 @@ def test_what_was_not_synced_is_copied_again_after_a_crash(tmp_path: Path) -> No
     assert len(read(store)) == 50
     store.close()
     assert verify(tmp_path) == []
+
+
+def read_after_power_losses(disk: SimulatedDisk, queue: int = 0) -> list[list[Any]]:
+    """What a queue holds on each of the disks that a power loss may leave now. Raises: Corrupt for damage."""
+    _, lost = last_states(disk, 60, 1)
+    found = []
+    for image in lost:
+        store = opened(ROOT, image)
+        confirm(store)
+        found.append(read(store, queue))
+        store.abandon()
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("queue", [0, 1], ids=["the same queue", "another queue"])
+def test_what_readers_copy_during_a_compaction_is_synced_before_it_counts_as_synced(
+    monkeypatch: pytest.MonkeyPatch, queue: int
+) -> None:
+    disk = SimulatedDisk(block_bytes=512)
+    store = opened(ROOT, disk)
+    store.create_topic("c", 2, [0], COMPACTED)
+    fill(store)
+    put(store, ("first", b"x"), queue=1)
+    store.compaction.advance_all()
+    store.compaction.sync()
+
+    def put_and_read() -> None:
+        put(store, *((f"late{number}", b"y" * 100) for number in range(6)), queue=queue)
+        read(store, queue)
+
+    while_compacting(monkeypatch, put_and_read)
+    store.compaction.compact("c", 0, roll=True)
+    assert store.compaction.sync_and_find_needed_from() is None
+    store.sync_queues()
+    latest = read(store, queue)
+    assert all(found == latest for found in read_after_power_losses(disk, queue))
+    store.abandon()
+
+
+def test_records_that_a_reader_copies_after_the_sync_are_still_needed(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, ("a", b"1"))
+    sync = store.compaction.sync
+    reader = threading.Thread(target=read, args=(store,))
+
+    def sync_while_a_reader_waits() -> None:
+        sync()
+        reader.start()
+        # It is done at once, or waits for the lock.
+        reader.join(0.05)
+
+    monkeypatch.setattr(store.compaction, "sync", sync_while_a_reader_waits)
+    assert store.compaction.sync_and_find_needed_from() is not None
+    reader.join()
+    monkeypatch.undo()
+    assert store.compaction.sync_and_find_needed_from() is None
 
 
 @pytest.mark.parametrize("point", ["compaction.built", "compaction.committed", "compaction.moved"])
