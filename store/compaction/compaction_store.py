@@ -20,6 +20,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.files import SyncFailed
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import DAMAGE_MAX
 from raymq.store.log.record_reads import Records
@@ -67,6 +68,8 @@ class CompactionStore:
         #: how far each queue is synced
         self._synced_ends: dict[QueueKey, SparseEnd] = {}
         self._closed = False
+        #: why nothing is copied, synced or compacted before the next start; None: all of it works
+        self._failure: str | None = None
         #: queue offset after the last record that was read, copied or not
         self._passed: dict[QueueKey, int] = {}
         #: file and offset -> damage of compacted queues that reads and compactions found
@@ -147,7 +150,7 @@ class CompactionStore:
         return SparseLog(*paths, *sizes, files=self._files)
 
     def close(self) -> None:
-        """Sync the copied records and close every file. Raises: OSError, StorageFull."""
+        """Sync the copied records and close every file. Raises: as `sync`."""
         try:
             if self._logs:
                 self.sync()
@@ -162,6 +165,30 @@ class CompactionStore:
                 with sparse.files_lock:
                     sparse.close()
             self._logs.clear()
+
+    # --- failed syncs -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _stopping_after(self, *errors: type[Exception]) -> Iterator[None]:
+        """Stop copying, syncing and compacting at one of these errors. Callers: with the lock.
+
+        No second sync proves anything. The next start goes back to what is noted as synced, and copies the rest again.
+        """
+        try:
+            yield
+        except errors as error:
+            if self._failure is None:
+                self._failure = (
+                    "compacted queues are neither filled nor compacted until the next start, "
+                    f"which copies again what was not synced: {error}"
+                )
+                logger.error("%s", self._failure)
+            raise
+
+    def _check_failure(self) -> None:
+        """Callers: with the lock. Raises: Unavailable if a sync failed."""
+        if self._failure is not None:
+            raise Unavailable(self._failure, field="compaction")
 
     # --- filling ----------------------------------------------------------------------------------
 
@@ -181,6 +208,7 @@ class CompactionStore:
         """Copy a slice of records that the compacted queue lacks. Returns: whether there was any.
 
         Messages without KEYS, which RayMQ never stores, are left out, as RocketMQ leaves them out.
+        Raises: OSError, StorageFull. After a failed sync Unavailable, if there are such records.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
@@ -194,13 +222,15 @@ class CompactionStore:
             if queue.max_offset <= offset or not len(units):
                 return False
 
+            self._check_failure()
             sparse = self._logs.get((topic, queue_id))
             if sparse is None:
                 sparse = self._logs[topic, queue_id] = self._new_log(topic, queue_id)
 
             total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
             fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
-            self._copy(sparse, units[:fits], offset)
+            with self._stopping_after(SyncFailed):
+                self._copy(sparse, units[:fits], offset)
             # The next slice begins after this one, even if the last records of this one were not copied.
             self._passed[topic, queue_id] = offset + fits
             return True
@@ -270,8 +300,12 @@ class CompactionStore:
         return [(topic, queue_id) for topic, queue_id in keys if self.owns(topic)]
 
     def sync(self) -> None:
-        """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
-        with self._lock:
+        """fdatasync the copied records, and note how far they go. Durable: at return.
+
+        Raises: OSError, StorageFull. After a failed sync every later call raises Unavailable.
+        """
+        with self._lock, self._stopping_after(SyncFailed):
+            self._check_failure()
             ends = {key: sparse.end for key, sparse in self._logs.items()}
             if ends == self._synced_ends:
                 return
@@ -306,7 +340,7 @@ class CompactionStore:
     def sync_and_find_needed_from(self) -> int | None:
         """The physical offset from which on no record of the commit log may be deleted yet; None: any record may.
 
-        Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.
+        Syncs the copied records. Callers: retention. Raises: as `sync`.
         """
         positions: list[int] = []
         # Under one lock: what a reader copies after the sync is not synced, so its records are still needed.
@@ -327,7 +361,8 @@ class CompactionStore:
         `roll` first copies the dispatched messages and ends the file that is being written, so that every dispatched
         message is compacted. Readers wait for the exchange only. Returns: the queue offset of the last compacted
         message; None when there is nothing new in sealed files.
-        Raises: OSError, StorageFull, and Corrupt for a damaged message, with the old files in place.
+        Raises: OSError, StorageFull, and Corrupt for a damaged message, with the old files in place. After a failed
+        sync Unavailable.
         """
         while roll and self.advance(topic, queue_id):
             pass
@@ -337,7 +372,8 @@ class CompactionStore:
             return None
 
         root, files = self._commit_log.root, self._files
-        with self._lock, sparse.files_lock:
+        with self._lock, sparse.files_lock, self._stopping_after(SyncFailed):
+            self._check_failure()
             if roll and sparse.pairs and sparse.pairs[-1].count:
                 sparse.seal()
             # Sealed files are synced; after a crash nothing of them may count as unsynced.
@@ -357,9 +393,10 @@ class CompactionStore:
 
         old = [pair.log.path.name for pair in pairs]
         plan = swap.Swap(topic, queue_id, old, names, last_offset)
-        with self._lock, sparse.files_lock:
+        with self._lock, sparse.files_lock, self._stopping_after(SyncFailed):
             if self._closed:
                 raise Unavailable("the store was closed", field="store")
+            self._check_failure()
             swap.commit(root, plan, files=files)
             swap.finish(root, plan, files=files)
             self._compacted_offsets = self._read_compacted_offsets()
@@ -456,6 +493,7 @@ class CompactionService:
         """Do some work: at most one slice per queue, or one compaction of all queues if that is due.
 
         Returns: whether there is more to do at once. Raises: OSError, StorageFull, Corrupt. The next call tries again.
+        After a failed sync every call raises Unavailable.
         """
         if self._store.advance_all():
             return True

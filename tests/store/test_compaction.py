@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull, Unavailable
 from raymq.store.base.failpoints import FailPointReached, failpoint
-from raymq.store.base.files import Files
+from raymq.store.base.files import Files, SyncFailed
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.base.status import PutStatus
 from raymq.store.compaction import compaction_store
@@ -518,7 +518,7 @@ def test_what_was_not_synced_is_copied_again_after_a_crash(tmp_path: Path) -> No
 
 def read_after_power_losses(disk: SimulatedDisk, queue: int = 0) -> list[list[Any]]:
     """What a queue holds on each of the disks that a power loss may leave now. Raises: Corrupt for damage."""
-    _, lost = last_states(disk, 60, 1)
+    _, lost = last_states(disk, 30, 1)
     found = []
     for image in lost:
         store = opened(ROOT, image)
@@ -551,6 +551,71 @@ def test_what_readers_copy_during_a_compaction_is_synced_before_it_counts_as_syn
     store.sync_queues()
     latest = read(store, queue)
     assert all(found == latest for found in read_after_power_losses(disk, queue))
+    store.abandon()
+
+
+def copy_and_sync(store: MessageStore) -> None:
+    store.compaction.advance_all()
+    store.compaction.sync()
+
+
+# The first file is full after 17 messages, and is sealed with two syncs. The next two are for the second file.
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_after_a_failed_sync_no_copy_counts_as_synced_before_the_next_start(at: int) -> None:
+    disk = SimulatedDisk(block_bytes=512)
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, *((f"k{number}", b"x" * 100) for number in range(5)))
+    copy_and_sync(store)
+    put(store, *((f"k{number}", b"x" * 100) for number in range(5, 30)))
+    store.sync_queues()
+    disk.fail("sync_data", at=at)
+    with pytest.raises(SyncFailed):
+        copy_and_sync(store)
+    disk.heal()
+
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="until the next start"):
+            store.compaction.sync()
+        with pytest.raises(Unavailable):
+            store.compaction.sync_and_find_needed_from()
+        with pytest.raises(Unavailable):
+            store.compaction.compact("c", 0, roll=True)
+    with pytest.raises(Unavailable):
+        store.close()
+    assert disk.exists(ROOT / "abort")
+
+    keys = [f"k{number}" for number in range(30)]
+    for found in read_after_power_losses(disk):
+        assert [key for _, key, _ in found] == keys
+    store = opened(ROOT, disk)
+    confirm(store)
+    assert [key for _, key, _ in read(store)] == keys
+    store.close()
+    assert not disk.exists(ROOT / "abort")
+
+
+def test_a_failed_sync_is_in_the_status_of_the_service_until_the_next_start() -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, ("a", b"1"))
+    service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
+    reported: list[str | None] = []
+
+    def stopping() -> bool:
+        reported.append(service.last_error)
+        disk.heal()
+        service.wake()
+        return len(reported) == 4
+
+    assert service.step(0)
+    disk.fail("sync_data")
+    with pytest.raises(SyncFailed):
+        service.step(0)
+    service.run(stopping, store.clock)
+    assert reported[0] is None
+    assert all(error and "fdatasync" in error for error in reported[1:])
     store.abandon()
 
 
