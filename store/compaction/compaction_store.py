@@ -19,7 +19,7 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.errors import Corrupt, RayMQError, StorageFull, Unavailable
 from raymq.store.base.files import SyncFailed
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import DAMAGE_MAX
@@ -436,15 +436,24 @@ class CompactionStore:
     ) -> CompactedSlice | None:
         """The next messages that are left from `offset` on; None if none is left.
 
-        Raises: Corrupt if the first of them is damaged. The damage is noted for status.
+        Raises: Corrupt if the first of them is damaged. The damage is noted for status. OSError, StorageFull,
+        Unavailable if none of them is copied and the next ones cannot be.
         """
-        while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
-            pass
+        failure: Exception | None = None
+        try:
+            while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
+                pass
+        except (OSError, StorageFull, Unavailable) as error:
+            failure = error
+
+        found = None
         sparse = self._logs.get((topic, queue_id))
-        if sparse is None:
-            return None
-        with self._noting_damage():
-            return sparse.read(offset, max_bytes, max_records)
+        if sparse is not None:
+            with self._noting_damage():
+                found = sparse.read(offset, max_bytes, max_records)
+        if found is None and failure is not None:
+            raise failure
+        return found
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """From the first message that is left to the queue's end."""

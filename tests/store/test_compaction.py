@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 import threading
@@ -730,6 +731,49 @@ def test_a_full_disk_leaves_the_old_files(tmp_path: Path) -> None:
     store.compaction.compact("c", 0)
     assert read(store) == latest
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(errno.ENOSPC, StorageFull), (errno.EIO, OSError)], ids=["full", "failing"]
+)
+def test_copied_messages_are_read_from_a_disk_that_takes_no_more(
+    error: int, kind: type[Exception]
+) -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, ("a", b"1"), ("b", b"2"))
+    copied = read(store)
+    put(store, ("c", b"3"))
+    disk.fail("pwrite", error=error, forever=True)
+    for offset in (0, 1):
+        part = store.fetch("c", 0, offset, max_bytes=1, max_records=1)
+        assert part.next_offset == offset + 1
+    assert store.get_message("c", 0, 0, 10).queue_offsets.tolist() == [0, 1]
+    with pytest.raises(kind):
+        store.fetch("c", 0, 2, max_bytes=1, max_records=1)
+    with pytest.raises(kind):
+        store.get_message("c", 0, 2, 10)
+    disk.heal()
+    assert read(store) == [*copied, (2, "c", b"3")]
+    store.close()
+
+
+def test_copied_messages_are_read_after_a_failed_sync() -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, ("a", b"1"), ("b", b"2"))
+    copied = read(store)
+    disk.fail("sync_data")
+    with pytest.raises(SyncFailed):
+        store.compaction.sync()
+    assert read(store) == copied
+    put(store, ("c", b"3"))
+    assert store.get_message("c", 0, 0, 10).queue_offsets.tolist() == [0, 1]
+    with pytest.raises(Unavailable, match="until the next start"):
+        store.get_message("c", 0, 2, 10)
+    store.abandon()
 
 
 def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path) -> None:
