@@ -166,13 +166,14 @@ class CompactionStore:
                     sparse.close()
             self._logs.clear()
 
-    # --- failed syncs -----------------------------------------------------------------------------
+    # --- failures ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _stopping_after(self, *errors: type[Exception]) -> Iterator[None]:
         """Stop copying, syncing and compacting at one of these errors. Callers: with the lock.
 
         No second sync proves anything. The next start goes back to what is noted as synced, and copies the rest again.
+        It also finishes an exchange of files.
         """
         try:
             yield
@@ -186,7 +187,7 @@ class CompactionStore:
             raise
 
     def _check_failure(self) -> None:
-        """Callers: with the lock. Raises: Unavailable if a sync failed."""
+        """Callers: with the lock. Raises: Unavailable after a failed sync or exchange."""
         if self._failure is not None:
             raise Unavailable(self._failure, field="compaction")
 
@@ -362,7 +363,7 @@ class CompactionStore:
         message is compacted. Readers wait for the exchange only. Returns: the queue offset of the last compacted
         message; None when there is nothing new in sealed files.
         Raises: OSError, StorageFull, and Corrupt for a damaged message, with the old files in place. After a failed
-        sync Unavailable.
+        sync or exchange of files Unavailable.
         """
         while roll and self.advance(topic, queue_id):
             pass
@@ -398,14 +399,17 @@ class CompactionStore:
                 raise Unavailable("the store was closed", field="store")
             self._check_failure()
             swap.commit(root, plan, files=files)
-            swap.finish(root, plan, files=files)
-            self._compacted_offsets = self._read_compacted_offsets()
-            # Others were sealed meanwhile if a reader copied much: they stay.
-            sparse.replace(pairs, names)
-            # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
-            # Readers may have copied more since the last sync. So this queue is synced, and the notes of others stay.
-            sparse.sync()
-            self._write_synced_ends({**self._synced_ends, (topic, queue_id): sparse.end})
+            # Only a start may finish it later: another compaction would remove the new files.
+            with self._stopping_after(OSError, RayMQError):
+                swap.finish(root, plan, files=files)
+                self._compacted_offsets = self._read_compacted_offsets()
+                # Others were sealed meanwhile if a reader copied much: they stay.
+                sparse.replace(pairs, names)
+                # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
+                # Readers may have copied more since the last sync. So this queue is synced, and the notes of others
+                # stay.
+                sparse.sync()
+                self._write_synced_ends({**self._synced_ends, (topic, queue_id): sparse.end})
         return last_offset
 
     # --- reading ----------------------------------------------------------------------------------

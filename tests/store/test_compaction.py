@@ -21,7 +21,7 @@ from raymq.store.base.failpoints import FailPointReached, failpoint
 from raymq.store.base.files import Files, SyncFailed
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.base.status import PutStatus
-from raymq.store.compaction import compaction_store
+from raymq.store.compaction import compaction_store, swap
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.compaction.compactor import write_compacted
 from raymq.store.compaction.units import file_sizes
@@ -667,6 +667,40 @@ def test_a_compaction_that_dies_is_done_as_a_whole_or_not_at_all(
     assert not (tmp_path / LOG / "compacting").exists()
     store.close()
     assert verify(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "at"),
+    [("rename", 1), ("rename", 2), ("unlink", 3), ("sync_dir", 2), ("open_file", 1), ("rename", 3)],
+)
+def test_an_exchange_that_fails_is_finished_by_the_next_start_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, call: str, at: int
+) -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store)
+    assert len(read(store)) == 80
+    finish = swap.finish
+
+    def fail_and_finish(*args: Any, **named: Any) -> None:
+        disk.fail(call, at=at)
+        finish(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(swap, "finish", fail_and_finish)
+        with pytest.raises(OSError, match="Input/output error"):
+            store.compaction.compact("c", 0, roll=True)
+    disk.heal()
+    with pytest.raises(Unavailable):
+        store.compaction.compact("c", 0, roll=True)
+    assert read(store)[-10:] == latest
+    put(store, ("after", b"1"))
+    store.abandon()
+    store = opened(ROOT, disk)
+    confirm(store)
+    assert read(store) == [*latest, (80, "after", b"1")]
+    store.close()
 
 
 def test_a_crash_after_a_compaction_loses_no_later_message(tmp_path: Path) -> None:
