@@ -7,7 +7,6 @@ dispatches. RayMQ copies from the consume queue, a slice at a time, before a rea
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from raymq.store.state.topics import QueueKey
 from . import swap
 from .compactor import write_compacted
 from .sparse_log import CompactedSlice, SparseEnd, SparseLog
+from .synced_ends import read_synced_ends, write_synced_ends
 from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
 
 logger = logging.getLogger("raymq.store")
@@ -43,8 +43,6 @@ logger = logging.getLogger("raymq.store")
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
 _COPIED_BYTES = 8 << 20
-#: in raymq/: how far each compacted queue is synced
-_SYNCED_FILE = "compaction"
 #: pause between two steps of a service's thread
 _STEP_S = 5.0
 
@@ -65,8 +63,8 @@ class CompactionStore:
         self._lock = threading.RLock()
         #: queue offset of the last compacted message of each queue
         self._compacted_offsets: dict[QueueKey, int] = {}
-        #: how far each queue is synced
-        self._synced_ends: dict[QueueKey, SparseEnd] = {}
+        #: how far each queue is noted as synced; None: the note has to be written again
+        self._synced_ends: dict[QueueKey, SparseEnd] | None = {}
         self._closed = False
         #: why nothing is copied, synced or compacted before the next start; None: all of it works
         self._failure: str | None = None
@@ -82,7 +80,8 @@ class CompactionStore:
 
         The commit log still has the cut records. It may delete them only after `sync_and_find_needed_from`.
         Callers: after the store's recovery.
-        Raises: Corrupt if files are missing or have other sizes.
+        Raises: Corrupt if files are missing or have other sizes, or if the note of synced ends is needed and damaged.
+        OSError.
         """
         root = self._commit_log.root
         if self._commit_log.crashed:
@@ -91,15 +90,15 @@ class CompactionStore:
         swap.finish_interrupted(root, files=self._files)
         self._compacted_offsets = self._read_compacted_offsets()
 
-        synced_ends = self._read_synced_ends()
+        self._synced_ends = self._read_synced_ends()
+        noted = self._synced_ends or {}
         base = root / DIRECTORY / LOG
         for topic in self._files.list(base):
             for name in self._files.list(base / topic):
                 if name.isdigit():
-                    self._load_queue(topic, int(name), synced_ends.get((topic, int(name))))
+                    self._load_queue(topic, int(name), noted.get((topic, int(name))))
 
-        self._synced_ends = synced_ends
-        self._write_synced_ends({key: sparse.end for key, sparse in self._logs.items()})
+        self._note_synced_ends({key: sparse.end for key, sparse in self._logs.items()})
 
     def _sync_directories(self) -> None:
         """Sync the names that a killed process made, before the commit log may delete the records. Raises: OSError."""
@@ -126,8 +125,10 @@ class CompactionStore:
         following = max(
             self._state.next_offsets.get((topic, queue_id), 0), queue.max_offset if queue else 0
         )
-        # If the log lost the end of a queue, other messages will get these offsets.
-        sparse.truncate(end, following or sparse.next_offset)
+        # If the log lost the end of a queue, other messages will get these offsets. Records below the consume queue
+        # were synced before the log deleted them. They cannot be copied again.
+        deleted_below = queue.min_offset if queue else 0
+        sparse.truncate(end, following or sparse.next_offset, keep_below=deleted_below)
 
         if following and self._compacted_offsets.get((topic, queue_id), -1) >= following:
             self._compacted_offsets[topic, queue_id] = following - 1
@@ -313,30 +314,23 @@ class CompactionStore:
             for sparse in self._logs.values():
                 with sparse.files_lock:
                     sparse.sync()
-            self._write_synced_ends(ends)
+            self._note_synced_ends(ends)
 
-    def _write_synced_ends(self, ends: dict[QueueKey, SparseEnd]) -> None:
+    def _note_synced_ends(self, ends: dict[QueueKey, SparseEnd]) -> None:
         """Store how far the queues are synced, if that is new. Durable: at return."""
         if ends != self._synced_ends:
-            value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
-            self._files.write_file_atomic(
-                self._commit_log.root / "raymq" / _SYNCED_FILE, json.dumps(value).encode()
-            )
+            write_synced_ends(self._commit_log.root, ends, files=self._files)
             self._synced_ends = ends
 
-    def _read_synced_ends(self) -> dict[QueueKey, SparseEnd]:
-        """The noted ends of all queues. Without a readable note no queue counts as synced."""
+    def _read_synced_ends(self) -> dict[QueueKey, SparseEnd] | None:
+        """The noted ends of all queues; None for a damaged note that is not needed. Raises: Corrupt, OSError."""
         try:
-            value: Any = json.loads(
-                self._files.read_file(self._commit_log.root / "raymq" / _SYNCED_FILE)
-            )
-            found = {}
-            for name, (start, size) in value.items():
-                topic, _, queue_id = name.rpartition("/")
-                found[topic, int(queue_id)] = SparseEnd(int(start), int(size))
-            return found
-        except (OSError, ValueError, TypeError, AttributeError, RayMQError):
-            return {}
+            return read_synced_ends(self._commit_log.root, files=self._files)
+        except Corrupt:
+            if self._commit_log.crashed:
+                raise
+            # An orderly stop has synced all queues.
+            return None
 
     def sync_and_find_needed_from(self) -> int | None:
         """The physical offset from which on no record of the commit log may be deleted yet; None: any record may.
@@ -409,7 +403,7 @@ class CompactionStore:
                 # Readers may have copied more since the last sync. So this queue is synced, and the notes of others
                 # stay.
                 sparse.sync()
-                self._write_synced_ends({**self._synced_ends, (topic, queue_id): sparse.end})
+                self._note_synced_ends({**(self._synced_ends or {}), (topic, queue_id): sparse.end})
         return last_offset
 
     # --- reading ----------------------------------------------------------------------------------

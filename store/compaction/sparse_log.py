@@ -311,17 +311,19 @@ class SparseLog:
 
     # --- cutting and replacing --------------------------------------------------------------------
 
-    def truncate(self, end: SparseEnd, next_offset: int) -> None:
+    def truncate(self, end: SparseEnd, next_offset: int, *, keep_below: int = 0) -> None:
         """Drop records after `end`, or from queue offset `next_offset` on, and zero them.
 
+        Args: `keep_below`: records below this queue offset stay wherever `end` is.
         Durable: at return.
         """
         physical_end = end.file_start + end.log_bytes
         while self.pairs:
             pair = self.pairs[-1]
             units = pair.units()
-            keep = units["offset"] < next_offset
-            keep &= units["position"].astype(np.int64) + units["size"] <= physical_end
+            keep = units["position"].astype(np.int64) + units["size"] <= physical_end
+            keep |= units["offset"] < keep_below
+            keep &= units["offset"] < next_offset
             count = leading(keep)
 
             if count == 0 and pair.start > end.file_start:

@@ -262,12 +262,8 @@ def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageS
     assert held < store.log.end
 
 
-def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has_deleted(
-    store: MessageStore,
-) -> None:
-    latest = fill(store)
-    put(store, ("gone", b""))
-    store.compaction.compact("c", 0, roll=True)
+def delete_old_files(store: MessageStore) -> None:
+    """Let the commit log delete its first files, with all messages of queue 0."""
     while store.log.end < 3 * CONFIG.segment_size_bytes:
         put(store, *[("other", b"x" * 1000)] * 10, queue=1)
     while store.compaction.advance("c", 1):
@@ -276,6 +272,15 @@ def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has
     store.clock.advance(4 * 24 * 3_600_000)
     store.clean_service.delete_now()
     assert store.clean_service.run_once() > 0
+
+
+def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has_deleted(
+    store: MessageStore,
+) -> None:
+    latest = fill(store)
+    put(store, ("gone", b""))
+    store.compaction.compact("c", 0, roll=True)
+    delete_old_files(store)
     assert store.consume_queues.range("c", 0) == (81, 81)
     low, high = store.queue_range("c", 0)
     assert (low, high) == (latest[0][0], 81)
@@ -638,6 +643,98 @@ def test_records_that_a_reader_copies_after_the_sync_are_still_needed(
     reader.join()
     monkeypatch.undo()
     assert store.compaction.sync_and_find_needed_from() is None
+
+
+NOTE = Path("raymq/compaction")
+
+
+@pytest.mark.parametrize("damage", ["cut", "no object", "a digit"])
+def test_a_start_after_a_crash_refuses_a_damaged_note_and_keeps_what_the_log_has_deleted_without_it(
+    tmp_path: Path, damage: str
+) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 2, [0], COMPACTED)
+    latest = fill(store)
+    store.compaction.compact("c", 0, roll=True)
+    delete_old_files(store)
+    put(store, ("late", b"1"))
+    assert store.consume_queues.range("c", 0) == (80, 81)
+    want = [read(store, 0), read(store, 1)]
+    assert want[0] == [*latest, (80, "late", b"1")]
+    store.abandon()
+
+    note = (tmp_path / NOTE).read_bytes()
+    if damage == "a digit":
+        at = note.index(b"c/0") + len(b'c/0": [')
+        damaged = note[:at] + b"9" + note[at + 1 :]
+    else:
+        damaged = note[:-5] if damage == "cut" else b"[1]"
+    (tmp_path / NOTE).write_bytes(damaged)
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="raymq/compaction is damaged") as caught:
+            opened(tmp_path)
+        assert caught.value.fields["path"] == str(tmp_path / NOTE)
+
+    (tmp_path / NOTE).unlink()
+    store = opened(tmp_path)
+    confirm(store)
+    assert [read(store, 0), read(store, 1)] == want
+    store.close()
+    assert verify(tmp_path) == []
+
+
+def test_a_start_after_an_orderly_stop_replaces_a_damaged_note(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store, rounds=1)
+    store.close()
+    note = (tmp_path / NOTE).read_bytes()
+    (tmp_path / NOTE).write_bytes(b"{")
+    opened(tmp_path).abandon()
+    assert (tmp_path / NOTE).read_bytes() == note
+    store = opened(tmp_path)
+    assert read(store) == latest
+    store.close()
+
+
+def test_a_note_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store, rounds=1)
+    copy_and_sync(store)
+    store.abandon()
+    note = json.loads((tmp_path / NOTE).read_bytes())
+    assert note["ends"].keys() == {"c/0"}
+    (tmp_path / NOTE).write_text(json.dumps(note["ends"]))
+    store = opened(tmp_path)
+    assert store.compaction.next_offset("c", 0) == 10, "nothing was cut"
+    store.close()
+
+
+def test_a_start_does_not_take_a_note_that_cannot_be_read_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store, rounds=1)
+    copy_and_sync(store)
+    store.abandon()
+    files = Files()
+    read_file = files.read_file
+
+    def failing(path: Any) -> bytes:
+        if Path(path) == tmp_path / NOTE:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_file(path)
+
+    monkeypatch.setattr(files, "read_file", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        opened(tmp_path, files)
+    store = opened(tmp_path)
+    confirm(store)
+    assert store.compaction.next_offset("c", 0) == 10, "nothing was cut"
+    assert read(store) == latest
+    store.close()
 
 
 @pytest.mark.parametrize("point", ["compaction.built", "compaction.committed", "compaction.moved"])
