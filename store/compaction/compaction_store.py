@@ -7,7 +7,6 @@ dispatches. RayMQ copies from the consume queue, a slice at a time, before a rea
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,8 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.errors import Corrupt, RayMQError, StorageFull, Unavailable
+from raymq.store.base.files import SyncFailed
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import DAMAGE_MAX
 from raymq.store.log.record_reads import Records
@@ -35,6 +35,7 @@ from raymq.store.state.topics import QueueKey
 from . import swap
 from .compactor import write_compacted
 from .sparse_log import CompactedSlice, SparseEnd, SparseLog
+from .synced_ends import read_synced_ends, write_synced_ends
 from .units import COMPACTED_UNIT_DTYPE, COMPACTING, DIRECTORY, LOG, directories, file_sizes
 
 logger = logging.getLogger("raymq.store")
@@ -42,8 +43,6 @@ logger = logging.getLogger("raymq.store")
 #: messages, and bytes of them, copied in one go
 _COPIED_MAX = 4096
 _COPIED_BYTES = 8 << 20
-#: in raymq/: how far each compacted queue is synced
-_SYNCED_FILE = "compaction"
 #: pause between two steps of a service's thread
 _STEP_S = 5.0
 
@@ -64,9 +63,11 @@ class CompactionStore:
         self._lock = threading.RLock()
         #: queue offset of the last compacted message of each queue
         self._compacted_offsets: dict[QueueKey, int] = {}
-        #: how far each queue is synced
-        self._synced_ends: dict[QueueKey, SparseEnd] = {}
+        #: how far each queue is noted as synced; None: the note has to be written again
+        self._synced_ends: dict[QueueKey, SparseEnd] | None = {}
         self._closed = False
+        #: why nothing is copied, synced or compacted before the next start; None: all of it works
+        self._failure: str | None = None
         #: queue offset after the last record that was read, copied or not
         self._passed: dict[QueueKey, int] = {}
         #: file and offset -> damage of compacted queues that reads and compactions found
@@ -79,7 +80,8 @@ class CompactionStore:
 
         The commit log still has the cut records. It may delete them only after `sync_and_find_needed_from`.
         Callers: after the store's recovery.
-        Raises: Corrupt if files are missing or have other sizes.
+        Raises: Corrupt if files are missing or have other sizes, or if the note of synced ends is needed and damaged.
+        OSError.
         """
         root = self._commit_log.root
         if self._commit_log.crashed:
@@ -88,15 +90,15 @@ class CompactionStore:
         swap.finish_interrupted(root, files=self._files)
         self._compacted_offsets = self._read_compacted_offsets()
 
-        synced_ends = self._read_synced_ends()
+        self._synced_ends = self._read_synced_ends()
+        noted = self._synced_ends or {}
         base = root / DIRECTORY / LOG
         for topic in self._files.list(base):
             for name in self._files.list(base / topic):
                 if name.isdigit():
-                    self._load_queue(topic, int(name), synced_ends.get((topic, int(name))))
+                    self._load_queue(topic, int(name), noted.get((topic, int(name))))
 
-        self._synced_ends = synced_ends
-        self._write_synced_ends({key: sparse.end for key, sparse in self._logs.items()})
+        self._note_synced_ends({key: sparse.end for key, sparse in self._logs.items()})
 
     def _sync_directories(self) -> None:
         """Sync the names that a killed process made, before the commit log may delete the records. Raises: OSError."""
@@ -123,8 +125,10 @@ class CompactionStore:
         following = max(
             self._state.next_offsets.get((topic, queue_id), 0), queue.max_offset if queue else 0
         )
-        # If the log lost the end of a queue, other messages will get these offsets.
-        sparse.truncate(end, following or sparse.next_offset)
+        # If the log lost the end of a queue, other messages will get these offsets. Records below the consume queue
+        # were synced before the log deleted them. They cannot be copied again.
+        deleted_below = queue.min_offset if queue else 0
+        sparse.truncate(end, following or sparse.next_offset, keep_below=deleted_below)
 
         if following and self._compacted_offsets.get((topic, queue_id), -1) >= following:
             self._compacted_offsets[topic, queue_id] = following - 1
@@ -147,7 +151,7 @@ class CompactionStore:
         return SparseLog(*paths, *sizes, files=self._files)
 
     def close(self) -> None:
-        """Sync the copied records and close every file. Raises: OSError, StorageFull."""
+        """Sync the copied records and close every file. Raises: as `sync`."""
         try:
             if self._logs:
                 self.sync()
@@ -162,6 +166,31 @@ class CompactionStore:
                 with sparse.files_lock:
                     sparse.close()
             self._logs.clear()
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _stopping_after(self, *errors: type[Exception]) -> Iterator[None]:
+        """Stop copying, syncing and compacting at one of these errors. Callers: with the lock.
+
+        No second sync proves anything. The next start goes back to what is noted as synced, and copies the rest again.
+        It also finishes an exchange of files.
+        """
+        try:
+            yield
+        except errors as error:
+            if self._failure is None:
+                self._failure = (
+                    "compacted queues are neither filled nor compacted until the next start, "
+                    f"which copies again what was not synced: {error}"
+                )
+                logger.error("%s", self._failure)
+            raise
+
+    def _check_failure(self) -> None:
+        """Callers: with the lock. Raises: Unavailable after a failed sync or exchange."""
+        if self._failure is not None:
+            raise Unavailable(self._failure, field="compaction")
 
     # --- filling ----------------------------------------------------------------------------------
 
@@ -181,6 +210,7 @@ class CompactionStore:
         """Copy a slice of records that the compacted queue lacks. Returns: whether there was any.
 
         Messages without KEYS, which RayMQ never stores, are left out, as RocketMQ leaves them out.
+        Raises: OSError, StorageFull. After a failed sync Unavailable, if there are such records.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
@@ -194,13 +224,15 @@ class CompactionStore:
             if queue.max_offset <= offset or not len(units):
                 return False
 
+            self._check_failure()
             sparse = self._logs.get((topic, queue_id))
             if sparse is None:
                 sparse = self._logs[topic, queue_id] = self._new_log(topic, queue_id)
 
             total = np.cumsum(np.where(units["size"] == BLANK_SIZE, 0, units["size"]))
             fits = max(1, int(np.searchsorted(total, _COPIED_BYTES, side="right")))
-            self._copy(sparse, units[:fits], offset)
+            with self._stopping_after(SyncFailed):
+                self._copy(sparse, units[:fits], offset)
             # The next slice begins after this one, even if the last records of this one were not copied.
             self._passed[topic, queue_id] = offset + fits
             return True
@@ -270,51 +302,50 @@ class CompactionStore:
         return [(topic, queue_id) for topic, queue_id in keys if self.owns(topic)]
 
     def sync(self) -> None:
-        """fdatasync the copied records, and note how far they go. Durable: at return. Raises: OSError, StorageFull."""
-        with self._lock:
+        """fdatasync the copied records, and note how far they go. Durable: at return.
+
+        Raises: OSError, StorageFull. After a failed sync every later call raises Unavailable.
+        """
+        with self._lock, self._stopping_after(SyncFailed):
+            self._check_failure()
             ends = {key: sparse.end for key, sparse in self._logs.items()}
             if ends == self._synced_ends:
                 return
             for sparse in self._logs.values():
                 with sparse.files_lock:
                     sparse.sync()
-            self._write_synced_ends(ends)
+            self._note_synced_ends(ends)
 
-    def _write_synced_ends(self, ends: dict[QueueKey, SparseEnd]) -> None:
+    def _note_synced_ends(self, ends: dict[QueueKey, SparseEnd]) -> None:
         """Store how far the queues are synced, if that is new. Durable: at return."""
         if ends != self._synced_ends:
-            value = {f"{topic}/{queue_id}": list(end) for (topic, queue_id), end in ends.items()}
-            self._files.write_file_atomic(
-                self._commit_log.root / "raymq" / _SYNCED_FILE, json.dumps(value).encode()
-            )
+            write_synced_ends(self._commit_log.root, ends, files=self._files)
             self._synced_ends = ends
 
-    def _read_synced_ends(self) -> dict[QueueKey, SparseEnd]:
-        """The noted ends of all queues. Without a readable note no queue counts as synced."""
+    def _read_synced_ends(self) -> dict[QueueKey, SparseEnd] | None:
+        """The noted ends of all queues; None for a damaged note that is not needed. Raises: Corrupt, OSError."""
         try:
-            value: Any = json.loads(
-                self._files.read_file(self._commit_log.root / "raymq" / _SYNCED_FILE)
-            )
-            found = {}
-            for name, (start, size) in value.items():
-                topic, _, queue_id = name.rpartition("/")
-                found[topic, int(queue_id)] = SparseEnd(int(start), int(size))
-            return found
-        except (OSError, ValueError, TypeError, AttributeError, RayMQError):
-            return {}
+            return read_synced_ends(self._commit_log.root, files=self._files)
+        except Corrupt:
+            if self._commit_log.crashed:
+                raise
+            # An orderly stop has synced all queues.
+            return None
 
     def sync_and_find_needed_from(self) -> int | None:
         """The physical offset from which on no record of the commit log may be deleted yet; None: any record may.
 
-        Syncs the copied records. Callers: retention. Raises: OSError, StorageFull.
+        Syncs the copied records. Callers: retention. Raises: as `sync`.
         """
-        self.sync()
         positions: list[int] = []
-        for key in self._compacted_queues():
-            queue = self._queues.find(*key)
-            if queue is not None:
-                units = queue.read(max(self.next_offset(*key), queue.min_offset), 1)
-                positions += units["position"].tolist()
+        # Under one lock: what a reader copies after the sync is not synced, so its records are still needed.
+        with self._lock:
+            self.sync()
+            for key in self._compacted_queues():
+                queue = self._queues.find(*key)
+                if queue is not None:
+                    units = queue.read(max(self.next_offset(*key), queue.min_offset), 1)
+                    positions += units["position"].tolist()
         return min(positions, default=None)
 
     # --- compacting -------------------------------------------------------------------------------
@@ -325,7 +356,8 @@ class CompactionStore:
         `roll` first copies the dispatched messages and ends the file that is being written, so that every dispatched
         message is compacted. Readers wait for the exchange only. Returns: the queue offset of the last compacted
         message; None when there is nothing new in sealed files.
-        Raises: OSError, StorageFull, and Corrupt for a damaged message, with the old files in place.
+        Raises: OSError, StorageFull, and Corrupt for a damaged message, with the old files in place. After a failed
+        sync or exchange of files Unavailable.
         """
         while roll and self.advance(topic, queue_id):
             pass
@@ -335,7 +367,8 @@ class CompactionStore:
             return None
 
         root, files = self._commit_log.root, self._files
-        with self._lock, sparse.files_lock:
+        with self._lock, sparse.files_lock, self._stopping_after(SyncFailed):
+            self._check_failure()
             if roll and sparse.pairs and sparse.pairs[-1].count:
                 sparse.seal()
             # Sealed files are synced; after a crash nothing of them may count as unsynced.
@@ -355,15 +388,22 @@ class CompactionStore:
 
         old = [pair.log.path.name for pair in pairs]
         plan = swap.Swap(topic, queue_id, old, names, last_offset)
-        with self._lock, sparse.files_lock:
+        with self._lock, sparse.files_lock, self._stopping_after(SyncFailed):
             if self._closed:
                 raise Unavailable("the store was closed", field="store")
+            self._check_failure()
             swap.commit(root, plan, files=files)
-            swap.finish(root, plan, files=files)
-            self._compacted_offsets = self._read_compacted_offsets()
-            sparse.replace_sealed(names)
-            # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
-            self._write_synced_ends({key: other.end for key, other in self._logs.items()})
+            # Only a start may finish it later: another compaction would remove the new files.
+            with self._stopping_after(OSError, RayMQError):
+                swap.finish(root, plan, files=files)
+                self._compacted_offsets = self._read_compacted_offsets()
+                # Others were sealed meanwhile if a reader copied much: they stay.
+                sparse.replace(pairs, names)
+                # The next file may begin at a lower offset than the last one did: the noted end must not be above it.
+                # Readers may have copied more since the last sync. So this queue is synced, and the notes of others
+                # stay.
+                sparse.sync()
+                self._note_synced_ends({**(self._synced_ends or {}), (topic, queue_id): sparse.end})
         return last_offset
 
     # --- reading ----------------------------------------------------------------------------------
@@ -394,15 +434,24 @@ class CompactionStore:
     ) -> CompactedSlice | None:
         """The next messages that are left from `offset` on; None if none is left.
 
-        Raises: Corrupt if the first of them is damaged. The damage is noted for status.
+        Raises: Corrupt if the first of them is damaged. The damage is noted for status. OSError, StorageFull,
+        Unavailable if none of them is copied and the next ones cannot be.
         """
-        while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
-            pass
+        failure: Exception | None = None
+        try:
+            while self.advance(topic, queue_id) and self.next_offset(topic, queue_id) <= offset:
+                pass
+        except (OSError, StorageFull, Unavailable) as error:
+            failure = error
+
+        found = None
         sparse = self._logs.get((topic, queue_id))
-        if sparse is None:
-            return None
-        with self._noting_damage():
-            return sparse.read(offset, max_bytes, max_records)
+        if sparse is not None:
+            with self._noting_damage():
+                found = sparse.read(offset, max_bytes, max_records)
+        if found is None and failure is not None:
+            raise failure
+        return found
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """From the first message that is left to the queue's end."""
@@ -451,6 +500,7 @@ class CompactionService:
         """Do some work: at most one slice per queue, or one compaction of all queues if that is due.
 
         Returns: whether there is more to do at once. Raises: OSError, StorageFull, Corrupt. The next call tries again.
+        After a failed sync every call raises Unavailable.
         """
         if self._store.advance_all():
             return True

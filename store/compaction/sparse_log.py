@@ -311,17 +311,19 @@ class SparseLog:
 
     # --- cutting and replacing --------------------------------------------------------------------
 
-    def truncate(self, end: SparseEnd, next_offset: int) -> None:
+    def truncate(self, end: SparseEnd, next_offset: int, *, keep_below: int = 0) -> None:
         """Drop records after `end`, or from queue offset `next_offset` on, and zero them.
 
+        Args: `keep_below`: records below this queue offset stay wherever `end` is.
         Durable: at return.
         """
         physical_end = end.file_start + end.log_bytes
         while self.pairs:
             pair = self.pairs[-1]
             units = pair.units()
-            keep = units["offset"] < next_offset
-            keep &= units["position"].astype(np.int64) + units["size"] <= physical_end
+            keep = units["position"].astype(np.int64) + units["size"] <= physical_end
+            keep |= units["offset"] < keep_below
+            keep &= units["offset"] < next_offset
             count = leading(keep)
 
             if count == 0 and pair.start > end.file_start:
@@ -346,15 +348,14 @@ class SparseLog:
         for directory in self.directories:
             self._files.sync_dir(directory)
 
-    def replace_sealed(self, names: list[str]) -> None:
-        """Open the files of these names, which have replaced the sealed ones. The last, open one stays.
+    def replace(self, old: list[SegmentPair], names: list[str]) -> None:
+        """Open the files of these names, which have replaced the oldest ones. Later ones stay.
 
         Callers: with `files_lock`. Readers keep records that they read from the old files.
         """
-        stays = [pair for pair in self.pairs if not pair.sealed]
-        for pair in self.pairs:
-            if pair.sealed:
-                pair.close()
+        stays = self.pairs[len(old) :]
+        for pair in old:
+            pair.close()
         self.pairs = [self._open(int(name)) for name in sorted(names)]
         for pair in self.pairs:
             pair.find_end()

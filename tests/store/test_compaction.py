@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,14 @@ import pyarrow as pa
 import pytest
 
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, StorageFull, Unavailable
 from raymq.store.base.failpoints import FailPointReached, failpoint
-from raymq.store.base.files import Files
+from raymq.store.base.files import Files, SyncFailed
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.base.status import PutStatus
-from raymq.store.compaction import compaction_store
+from raymq.store.compaction import compaction_store, swap
 from raymq.store.compaction.compaction_store import CompactionService
+from raymq.store.compaction.compactor import write_compacted
 from raymq.store.compaction.units import file_sizes
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.put_message import MessagePut
@@ -38,7 +42,9 @@ from raymq.store.tools.inspect import verify
 from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
+from tests.support.crash_states import last_states
 from tests.support.damaged_store import FIRST_LOG, copy, flip
+from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = StoreConfig(
     segment_size_bytes=64 * 1024,
@@ -51,6 +57,8 @@ CONFIG = StoreConfig(
 COMPACTED = {"cleanup.policy": "COMPACTION"}
 #: of these the log file's size is made
 FILE = 46 * 18 * 5
+#: of a store on a simulated disk
+ROOT = Path("/s")
 LOG = Path("compaction/compactionLog/c/0")
 QUEUE = Path("compaction/compactionCq/c/0")
 
@@ -254,12 +262,8 @@ def test_what_was_copied_and_synced_needs_no_commit_log_any_more(store: MessageS
     assert held < store.log.end
 
 
-def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has_deleted(
-    store: MessageStore,
-) -> None:
-    latest = fill(store)
-    put(store, ("gone", b""))
-    store.compaction.compact("c", 0, roll=True)
+def delete_old_files(store: MessageStore) -> None:
+    """Let the commit log delete its first files, with all messages of queue 0."""
     while store.log.end < 3 * CONFIG.segment_size_bytes:
         put(store, *[("other", b"x" * 1000)] * 10, queue=1)
     while store.compaction.advance("c", 1):
@@ -268,6 +272,15 @@ def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has
     store.clock.advance(4 * 24 * 3_600_000)
     store.clean_service.delete_now()
     assert store.clean_service.run_once() > 0
+
+
+def test_a_queue_begins_with_the_first_message_that_is_left_whatever_the_log_has_deleted(
+    store: MessageStore,
+) -> None:
+    latest = fill(store)
+    put(store, ("gone", b""))
+    store.compaction.compact("c", 0, roll=True)
+    delete_old_files(store)
     assert store.consume_queues.range("c", 0) == (81, 81)
     low, high = store.queue_range("c", 0)
     assert (low, high) == (latest[0][0], 81)
@@ -320,6 +333,35 @@ def test_get_message_skips_nothing_after_a_slice_without_keys(
     assert (found.status, found.next_begin_offset) == (GetMessageStatus.NO_MATCHED_MESSAGE, 4)
     found = store.get_message("c", 0, 4, 32)
     assert (found.status, found.queue_offsets.tolist()) == (GetMessageStatus.FOUND, [5, 6])
+
+
+def while_compacting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Do something in the next compaction, after the new files were written and before the exchange."""
+
+    def write_and_act(*args: Any) -> list[str]:
+        names = write_compacted(*args)
+        monkeypatch.setattr(compaction_store, "write_compacted", write_compacted)
+        act()
+        return names
+
+    monkeypatch.setattr(compaction_store, "write_compacted", write_and_act)
+
+
+def test_messages_of_files_that_fill_during_a_compaction_stay(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = fill(store)
+    late = [(80 + number, f"late{number}", b"x" * 100) for number in range(60)]
+
+    def put_and_read() -> None:
+        put(store, *((key, body) for _, key, body in late))
+        assert len(read(store)) == 140
+
+    while_compacting(monkeypatch, put_and_read)
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == latest + late
+    store.compaction.compact("c", 0, roll=True)
+    assert read(store) == latest + late
 
 
 def test_a_random_history_ends_as_a_dict_would(store: MessageStore) -> None:
@@ -480,6 +522,221 @@ def test_what_was_not_synced_is_copied_again_after_a_crash(tmp_path: Path) -> No
     assert verify(tmp_path) == []
 
 
+def read_after_power_losses(disk: SimulatedDisk, queue: int = 0) -> list[list[Any]]:
+    """What a queue holds on each of the disks that a power loss may leave now. Raises: Corrupt for damage."""
+    _, lost = last_states(disk, 30, 1)
+    found = []
+    for image in lost:
+        store = opened(ROOT, image)
+        confirm(store)
+        found.append(read(store, queue))
+        store.abandon()
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("queue", [0, 1], ids=["the same queue", "another queue"])
+def test_what_readers_copy_during_a_compaction_is_synced_before_it_counts_as_synced(
+    monkeypatch: pytest.MonkeyPatch, queue: int
+) -> None:
+    disk = SimulatedDisk(block_bytes=512)
+    store = opened(ROOT, disk)
+    store.create_topic("c", 2, [0], COMPACTED)
+    fill(store)
+    put(store, ("first", b"x"), queue=1)
+    store.compaction.advance_all()
+    store.compaction.sync()
+
+    def put_and_read() -> None:
+        put(store, *((f"late{number}", b"y" * 100) for number in range(6)), queue=queue)
+        read(store, queue)
+
+    while_compacting(monkeypatch, put_and_read)
+    store.compaction.compact("c", 0, roll=True)
+    assert store.compaction.sync_and_find_needed_from() is None
+    store.sync_queues()
+    latest = read(store, queue)
+    assert all(found == latest for found in read_after_power_losses(disk, queue))
+    store.abandon()
+
+
+def copy_and_sync(store: MessageStore) -> None:
+    store.compaction.advance_all()
+    store.compaction.sync()
+
+
+# The first file is full after 17 messages, and is sealed with two syncs. The next two are for the second file.
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_after_a_failed_sync_no_copy_counts_as_synced_before_the_next_start(at: int) -> None:
+    disk = SimulatedDisk(block_bytes=512)
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, *((f"k{number}", b"x" * 100) for number in range(5)))
+    copy_and_sync(store)
+    put(store, *((f"k{number}", b"x" * 100) for number in range(5, 30)))
+    store.sync_queues()
+    disk.fail("sync_data", at=at)
+    with pytest.raises(SyncFailed):
+        copy_and_sync(store)
+    disk.heal()
+
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="until the next start"):
+            store.compaction.sync()
+        with pytest.raises(Unavailable):
+            store.compaction.sync_and_find_needed_from()
+        with pytest.raises(Unavailable):
+            store.compaction.compact("c", 0, roll=True)
+    with pytest.raises(Unavailable):
+        store.close()
+    assert disk.exists(ROOT / "abort")
+
+    keys = [f"k{number}" for number in range(30)]
+    for found in read_after_power_losses(disk):
+        assert [key for _, key, _ in found] == keys
+    store = opened(ROOT, disk)
+    confirm(store)
+    assert [key for _, key, _ in read(store)] == keys
+    store.close()
+    assert not disk.exists(ROOT / "abort")
+
+
+def test_a_failed_sync_is_in_the_status_of_the_service_until_the_next_start() -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, ("a", b"1"))
+    service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
+    reported: list[str | None] = []
+
+    def stopping() -> bool:
+        reported.append(service.last_error)
+        disk.heal()
+        service.wake()
+        return len(reported) == 4
+
+    assert service.step(0)
+    disk.fail("sync_data")
+    with pytest.raises(SyncFailed):
+        service.step(0)
+    service.run(stopping, store.clock)
+    assert reported[0] is None
+    assert all(error and "fdatasync" in error for error in reported[1:])
+    store.abandon()
+
+
+def test_records_that_a_reader_copies_after_the_sync_are_still_needed(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, ("a", b"1"))
+    sync = store.compaction.sync
+    reader = threading.Thread(target=read, args=(store,))
+
+    def sync_while_a_reader_waits() -> None:
+        sync()
+        reader.start()
+        # It is done at once, or waits for the lock.
+        reader.join(0.05)
+
+    monkeypatch.setattr(store.compaction, "sync", sync_while_a_reader_waits)
+    assert store.compaction.sync_and_find_needed_from() is not None
+    reader.join()
+    monkeypatch.undo()
+    assert store.compaction.sync_and_find_needed_from() is None
+
+
+NOTE = Path("raymq/compaction")
+
+
+@pytest.mark.parametrize("damage", ["cut", "no object", "a digit"])
+def test_a_start_after_a_crash_refuses_a_damaged_note_and_keeps_what_the_log_has_deleted_without_it(
+    tmp_path: Path, damage: str
+) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 2, [0], COMPACTED)
+    latest = fill(store)
+    store.compaction.compact("c", 0, roll=True)
+    delete_old_files(store)
+    put(store, ("late", b"1"))
+    assert store.consume_queues.range("c", 0) == (80, 81)
+    want = [read(store, 0), read(store, 1)]
+    assert want[0] == [*latest, (80, "late", b"1")]
+    store.abandon()
+
+    note = (tmp_path / NOTE).read_bytes()
+    if damage == "a digit":
+        at = note.index(b"c/0") + len(b'c/0": [')
+        damaged = note[:at] + b"9" + note[at + 1 :]
+    else:
+        damaged = note[:-5] if damage == "cut" else b"[1]"
+    (tmp_path / NOTE).write_bytes(damaged)
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="raymq/compaction is damaged") as caught:
+            opened(tmp_path)
+        assert caught.value.fields["path"] == str(tmp_path / NOTE)
+
+    (tmp_path / NOTE).unlink()
+    store = opened(tmp_path)
+    confirm(store)
+    assert [read(store, 0), read(store, 1)] == want
+    store.close()
+    assert verify(tmp_path) == []
+
+
+def test_a_start_after_an_orderly_stop_replaces_a_damaged_note(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store, rounds=1)
+    store.close()
+    note = (tmp_path / NOTE).read_bytes()
+    (tmp_path / NOTE).write_bytes(b"{")
+    opened(tmp_path).abandon()
+    assert (tmp_path / NOTE).read_bytes() == note
+    store = opened(tmp_path)
+    assert read(store) == latest
+    store.close()
+
+
+def test_a_note_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store, rounds=1)
+    copy_and_sync(store)
+    store.abandon()
+    note = json.loads((tmp_path / NOTE).read_bytes())
+    assert note["ends"].keys() == {"c/0"}
+    (tmp_path / NOTE).write_text(json.dumps(note["ends"]))
+    store = opened(tmp_path)
+    assert store.compaction.next_offset("c", 0) == 10, "nothing was cut"
+    store.close()
+
+
+def test_a_start_does_not_take_a_note_that_cannot_be_read_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store, rounds=1)
+    copy_and_sync(store)
+    store.abandon()
+    files = Files()
+    read_file = files.read_file
+
+    def failing(path: Any) -> bytes:
+        if Path(path) == tmp_path / NOTE:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_file(path)
+
+    monkeypatch.setattr(files, "read_file", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        opened(tmp_path, files)
+    store = opened(tmp_path)
+    confirm(store)
+    assert store.compaction.next_offset("c", 0) == 10, "nothing was cut"
+    assert read(store) == latest
+    store.close()
+
+
 @pytest.mark.parametrize("point", ["compaction.built", "compaction.committed", "compaction.moved"])
 def test_a_compaction_that_dies_is_done_as_a_whole_or_not_at_all(
     tmp_path: Path, point: str
@@ -507,6 +764,40 @@ def test_a_compaction_that_dies_is_done_as_a_whole_or_not_at_all(
     assert not (tmp_path / LOG / "compacting").exists()
     store.close()
     assert verify(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "at"),
+    [("rename", 1), ("rename", 2), ("unlink", 3), ("sync_dir", 2), ("open_file", 1), ("rename", 3)],
+)
+def test_an_exchange_that_fails_is_finished_by_the_next_start_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, call: str, at: int
+) -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    latest = fill(store)
+    assert len(read(store)) == 80
+    finish = swap.finish
+
+    def fail_and_finish(*args: Any, **named: Any) -> None:
+        disk.fail(call, at=at)
+        finish(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(swap, "finish", fail_and_finish)
+        with pytest.raises(OSError, match="Input/output error"):
+            store.compaction.compact("c", 0, roll=True)
+    disk.heal()
+    with pytest.raises(Unavailable):
+        store.compaction.compact("c", 0, roll=True)
+    assert read(store)[-10:] == latest
+    put(store, ("after", b"1"))
+    store.abandon()
+    store = opened(ROOT, disk)
+    confirm(store)
+    assert read(store) == [*latest, (80, "after", b"1")]
+    store.close()
 
 
 def test_a_crash_after_a_compaction_loses_no_later_message(tmp_path: Path) -> None:
@@ -571,6 +862,49 @@ def test_a_full_disk_leaves_the_old_files(tmp_path: Path) -> None:
     store.compaction.compact("c", 0)
     assert read(store) == latest
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(errno.ENOSPC, StorageFull), (errno.EIO, OSError)], ids=["full", "failing"]
+)
+def test_copied_messages_are_read_from_a_disk_that_takes_no_more(
+    error: int, kind: type[Exception]
+) -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, ("a", b"1"), ("b", b"2"))
+    copied = read(store)
+    put(store, ("c", b"3"))
+    disk.fail("pwrite", error=error, forever=True)
+    for offset in (0, 1):
+        part = store.fetch("c", 0, offset, max_bytes=1, max_records=1)
+        assert part.next_offset == offset + 1
+    assert store.get_message("c", 0, 0, 10).queue_offsets.tolist() == [0, 1]
+    with pytest.raises(kind):
+        store.fetch("c", 0, 2, max_bytes=1, max_records=1)
+    with pytest.raises(kind):
+        store.get_message("c", 0, 2, 10)
+    disk.heal()
+    assert read(store) == [*copied, (2, "c", b"3")]
+    store.close()
+
+
+def test_copied_messages_are_read_after_a_failed_sync() -> None:
+    disk = SimulatedDisk()
+    store = opened(ROOT, disk)
+    store.create_topic("c", 1, [0], COMPACTED)
+    put(store, ("a", b"1"), ("b", b"2"))
+    copied = read(store)
+    disk.fail("sync_data")
+    with pytest.raises(SyncFailed):
+        store.compaction.sync()
+    assert read(store) == copied
+    put(store, ("c", b"3"))
+    assert store.get_message("c", 0, 0, 10).queue_offsets.tolist() == [0, 1]
+    with pytest.raises(Unavailable, match="until the next start"):
+        store.get_message("c", 0, 2, 10)
+    store.abandon()
 
 
 def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path) -> None:
