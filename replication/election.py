@@ -195,6 +195,10 @@ class HandOver(NamedTuple):
     to: int
 
 
+class CheckAsked(NamedTuple):
+    """A reader waits for a check that begins now. `led_at` says when it is answered."""
+
+
 ElectionEvent: TypeAlias = (
     Received
     | LeaderHeard
@@ -204,6 +208,7 @@ ElectionEvent: TypeAlias = (
     | ElectionTick
     | OwnSyncFailed
     | HandOver
+    | CheckAsked
 )
 
 
@@ -379,6 +384,19 @@ class ElectionMachine:
         """Whether this process may append: it was elected in this epoch, and its EPOCH record is in the log."""
         return self.state is ElectionState.LEADER and self._leadership.begun_end is not None
 
+    @property
+    def check_number(self) -> int:
+        """Number of the last check of this leadership."""
+        return self._leadership.check_number
+
+    def led_at(self, check: int) -> bool:
+        """Whether no later epoch was led when that check of this leadership began, as its answers prove (R18).
+
+        A later leader was elected by replicas of which at least one is among these, and would have refused. Callers:
+        any thread.
+        """
+        return self._elects(self._answered_since(check))
+
     def step(self, event: ElectionEvent, now_ms: int, log: LogFacts) -> list[ElectionEffect]:
         """Take one event. Returns: the effects to perform, in order."""
         self._now_ms, self._effects, self._log = now_ms, [], log
@@ -401,6 +419,10 @@ class ElectionMachine:
             self._step_down("a sync of the log failed")
         elif isinstance(event, HandOver):
             self._begin_hand_over(event.to, "an operator asked for it")
+        elif isinstance(event, CheckAsked) and self.state is ElectionState.LEADER:
+            self._begin_check()
+            # As with each heartbeat, of which this check takes the place.
+            self._hand_over()
 
         self._confirm()
         return self._effects
@@ -977,15 +999,20 @@ class ElectionMachine:
         A candidate of a later epoch may have got its vote, and have no majority yet. Only an answer of that candidate
         itself shows that its candidacy is over. A sole candidate has no others.
         """
-        answers = {
-            member: is_complete
-            for member, (number, is_complete) in self._leadership.answers.items()
-            if number > after
-        }
-        answers[self.me.id] = self.ballot.is_complete
+        answers = self._answered_since(after + 1)
         if self._is_sole:
             return sees_all_confirmed(len(self._members), answers)
         return len(answers) == len(self._members)
+
+    def _answered_since(self, check: int) -> dict[int, bool]:
+        """The replicas that answered a check or a later one, this one included, and whether each is complete."""
+        # Other threads may ask, while this one takes an answer.
+        known = list(self._leadership.answers.items())
+        answers = {
+            member: is_complete for member, (number, is_complete) in known if number >= check
+        }
+        answers[self.me.id] = self.ballot.is_complete
+        return answers
 
     # --- hand-over --------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class FollowerLogPort:
         #: acknowledges a synced end at once, on the calling thread. Returns: whether it did
         self.acknowledge_synced: Callable[[], bool] = lambda: False
         #: the confirmed ends that the leader named
-        self.heard = HeardEnds()
+        self.heard = HeardEnds(self._begins_below)
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -87,6 +87,15 @@ class FollowerLogPort:
     def note_heard(self, confirmed: int, epoch: int) -> None:
         """Note the confirmed end that the leader of an epoch named just now."""
         self.heard.note(confirmed, epoch, self._host.clock.monotonic_ms())
+
+    def _begins_below(self, end: int, epoch: int) -> bool:
+        """Whether an epoch begins in this log, below an end. Args: `epoch`: the newest one that this replica heard."""
+        log = self._log
+        if end >= log.end:
+            return log.last_epoch == epoch
+        # No unit has bytes of two epochs.
+        unit = log.chain.unit_at(end - 1)
+        return unit is not None and unit.epoch == epoch
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[FollowedLog]:

@@ -46,6 +46,9 @@ class AdminHost(Protocol):
     def visible_end(self) -> int:
         """The physical offset below which readers see topics and offsets."""
 
+    def await_check(self) -> None:
+        """Wait until a majority says that no other replica led at this call. Raises: Unavailable."""
+
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
 
@@ -232,6 +235,7 @@ class AdminCalls:
 
     def _op_queue_ranges(self, topic: str) -> dict[str, Any]:
         info = self._topic(topic)
+        self._host.await_check()
         self._host.await_dispatch()
         shard = int(self._host.identity()["shard"])
         return {
@@ -268,7 +272,7 @@ class AdminCalls:
         return {}
 
     def _check_offset(self, info: TopicInfo, queue_id: int, offset: int) -> None:
-        """Raises: OffsetOutOfRange for an offset that a fetch would refuse as well."""
+        """Raises: OffsetOutOfRange for an offset that a fetch would refuse as well; as `await_check`."""
         store = self._host.store
         low, high = store.queue_range(info.name, queue_id)
         if info.compacted:
@@ -278,6 +282,8 @@ class AdminCalls:
         high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
 
         if not low <= offset <= high:
+            # The queue of a newer leader may end later.
+            self._host.await_check()
             raise OffsetOutOfRange(
                 f"offset {offset} of queue {queue_id} of {info.name} cannot be committed: the queue holds "
                 f"{low} to {high}. Nothing was committed",
@@ -307,6 +313,8 @@ class AdminCalls:
     def _op_offsets(self, group: str, topic: str) -> dict[str, Any]:
         call_arguments.check_name("group", group)
         self._topic(topic)
+        # Another replica may lead already, and have newer commits.
+        self._host.await_check()
         # After a failover, commits that the leader before acknowledged may not be confirmed here yet.
         self._host.await_dispatch()
         table = self._host.store.confirmed_offsets(group, topic, self._host.visible_end)
@@ -356,6 +364,7 @@ class AdminCalls:
     def _op_producer_epoch(self, producer_id: int) -> dict[str, Any]:
         """The highest epoch of a producer id; None: this shard does not know it."""
         call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
+        self._host.await_check()
         return {"epoch": self._host.store.producer_epoch(producer_id)}
 
     def _op_fence_producer(self, producer_id: int, epoch: int, topic: str) -> dict[str, Any]:

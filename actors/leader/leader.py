@@ -24,10 +24,12 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
+    OffsetOutOfRange,
     RayMQError,
     StorageFull,
     Unavailable,
 )
+from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import own_durable, promises
 from raymq.store.log.clean import CleanService
 from raymq.store.put.small_unit import CheckedPut
@@ -46,6 +48,8 @@ logger = logging.getLogger("raymq.commit_log")
 ANNOUNCED_ROWS_MAX = 16
 #: how long the record of an operation (a topic, an offset commit) waits for its promise
 OPERATION_TIMEOUT_S = 60.0
+#: how long a read of state waits for a majority. A leader that hears none steps down before
+CHECK_WAIT_MS = 3_000
 
 
 class Leader(ReplicaRole):
@@ -354,6 +358,9 @@ class Leader(ReplicaRole):
             if not 0 <= queue_id < info.queues:
                 check_integer("offsets", queue_id, 0, info.queues - 1)
         found = self._host.dispatcher.fetch(request)
+        if any(isinstance(part.error, OffsetOutOfRange) for part in found):
+            # The queues of a newer leader may end later.
+            self.await_check()
         if request.seen_epoch is None:
             return found
         return [part._replace(epoch=epoch) for part in found]
@@ -388,6 +395,21 @@ class Leader(ReplicaRole):
     def hand_over(self, replica: int) -> None:
         """See `ReplicaHost.hand_over`."""
         self._host.hand_over(replica)
+
+    def await_check(self) -> None:
+        """Wait until a majority says that no other replica led at this call. Raises: Unavailable if none does."""
+        host, led = self._host, self._host.led
+        if host.sole_candidate is not None:
+            return
+        if led is not None and host.elections.await_check(led.epoch, CHECK_WAIT_MS):
+            return
+        if led is None or host.elections.elected_epoch != led.epoch:
+            raise not_leading(host)
+        raise Unavailable(
+            f"too few replicas have said within {CHECK_WAIT_MS} ms that this one leads the shard; ask again",
+            field="leader",
+            status=PutStatus.SERVICE_NOT_AVAILABLE.value,
+        )
 
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""

@@ -168,7 +168,9 @@ class Replicator(Service):
 
         self._led = led
         if led is not None:
-            self._combiner = self._make_combiner(self._combiner.acknowledged)
+            # Followers must not hear less than what earlier leaders acknowledged, as far as this replica knows that.
+            acknowledged = max(self._combiner.acknowledged, led.confirmed)
+            self._combiner = self._make_combiner(acknowledged)
             # CommitLog begins an epoch after it has noted these on disk.
             ballot = Ballot(generations=read_generations(self._root, self._files))
             self._streams = [

@@ -18,6 +18,7 @@ writing process. It is read and written only as an item of an aligned `memoryvie
     10     CommitLog  epoch that this replica leads; 0: it follows
     11     CommitLog  end of the EPOCH record of that epoch. Replication confirms nothing below it
     12     CommitLog  incarnation under which the other replicas know this CommitLog process
+    13     CommitLog  confirmed end when that epoch began. Replication calls nothing less confirmed
     16     CommitLog  appended end, packed with the log generation
     17-18             hints that save wakeups, see append_wakeups.py:
     17     CommitLog  1: an append has begun whose end is not in field 16 yet
@@ -103,7 +104,7 @@ FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON = range(6, 10)
-_LED_EPOCH, _BEGUN_END, _PROCESS_INCARNATION = range(10, 13)
+_LED_EPOCH, _BEGUN_END, _PROCESS_INCARNATION, _LED_CONFIRMED = range(10, 14)
 _APPENDED, _APPENDING, _COMMIT_LOG_POLLS, _POOLED = range(16, 20)
 _FIRST_ROLE, _ROLE_FIELDS = 32, 32
 _FIRST_FOLLOWER, _FOLLOWER_FIELDS = 160, 8
@@ -319,6 +320,8 @@ class Leadership(NamedTuple):
     begun_end: int
     #: incarnation of the CommitLog process that leads
     incarnation: int
+    #: confirmed end when the epoch began, as far as this replica knew
+    confirmed: int = 0
 
 
 class FollowerProgress(NamedTuple):
@@ -450,6 +453,7 @@ class ControlBlock:
         words[_LED_EPOCH] = 0
         if led is not None:
             words[_BEGUN_END], words[_PROCESS_INCARNATION] = led.begun_end, led.incarnation
+            words[_LED_CONFIRMED] = led.confirmed
             words[_LED_EPOCH] = led.epoch
 
     @property
@@ -457,7 +461,8 @@ class ControlBlock:
         """The epoch that this replica leads; None: it follows."""
         words = self._words
         epoch = words[_LED_EPOCH]
-        led = Leadership(epoch, words[_BEGUN_END], words[_PROCESS_INCARNATION])
+        fields = words[_BEGUN_END], words[_PROCESS_INCARNATION], words[_LED_CONFIRMED]
+        led = Leadership(epoch, *fields)
         # Fields that belong to two epochs are read again later.
         return led if epoch and words[_LED_EPOCH] == epoch else None
 

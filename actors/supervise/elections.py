@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from raymq.replication.election import (
     Ballot,
+    CheckAsked,
     ElectionEvent,
     ElectionLimits,
     ElectionMachine,
@@ -105,6 +107,9 @@ class Elections:
         #: messages of steps whose ballot is not on disk yet
         self._unsent: list[SendElection] = []
         self._ticked_ms = -TICK_MS
+        #: notified of each step, while `await_check` callers wait
+        self._stepped = threading.Condition()
+        self._awaiting = 0
 
         self.me = me
         self.members = tuple(members)
@@ -245,6 +250,26 @@ class Elections:
                 self._flags.clear(FENCED)
             return admitted
 
+    def await_check(self, epoch: int, timeout_ms: int) -> bool:
+        """Wait until a majority has said that an epoch was the newest after this call began.
+
+        Returns: False, if this process does not lead it any more, or the time is up. Raises: OSError.
+        """
+        self.step(CheckAsked())
+        # If a later check has begun already, it serves as well.
+        check = self._machine.check_number
+        with self._stepped:
+            self._awaiting += 1
+            try:
+                self._stepped.wait_for(
+                    lambda: self.elected_epoch != epoch or self._machine.led_at(check),
+                    timeout_ms / 1000,
+                )
+                # Only the numbers of one leadership can be compared.
+                return self._machine.led_at(check) and self.elected_epoch == epoch
+            finally:
+                self._awaiting -= 1
+
     def _step(self, event: ElectionEvent) -> list[SendElection]:
         """Step the machine and persist the ballot. Returns: the messages that may be sent now. Raises: OSError."""
         machine = self._machine
@@ -270,6 +295,9 @@ class Elections:
                 self._stored = machine.ballot
             sends, self._unsent = self._unsent, []
 
+        if self._awaiting:
+            with self._stepped:
+                self._stepped.notify_all()
         for change in changes:
             logger.warning("epoch %d: %s", machine.epoch, change)
         if has_changed or isinstance(event, (HandOver, LeaderLost)):

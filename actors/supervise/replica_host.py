@@ -306,7 +306,9 @@ class ReplicaHost:
             return
 
         self.elections.step(EpochBegun(epoch, begun.end_offset))
-        self.led = Leadership(epoch, begun.end_offset, self.elections.me.incarnation)
+        self.led = Leadership(
+            epoch, begun.end_offset, self.elections.me.incarnation, self.log.confirmed
+        )
         self.led_from_nothing = is_empty
         self.failures.clear("lead")
 

@@ -140,7 +140,8 @@ class Supervisor:
         self.poisoned: str | None = None
 
         self._synced = 0
-        #: the end that Replication has published: its successors begin there
+        #: the end that Replication has published, or that was confirmed when the led epoch began: the next Replication
+        #: begins there
         self._replicated = 0
         self._last_tick_ms = 0
         self._watch_from_ms = 0
@@ -304,6 +305,10 @@ class Supervisor:
 
     def publish_leadership(self, led: control_block.Leadership | None) -> None:
         """Let Replication serve an epoch, from its EPOCH record on; None: this replica follows. Callers: any thread."""
+        if led is not None:
+            with self._ends_lock:
+                # While this replica followed, no Replication moved this end.
+                self._replicated = max(self._replicated, led.confirmed)
         self.control.publish_leadership(led)
         if "replication" in self._leases:
             self.appends.wake("replication")

@@ -70,13 +70,17 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 
 
 def test_each_start_begins_the_next_epoch_in_ballot_log_and_control_block(shard: Shard) -> None:
+    confirmed = 0
     for epoch in (1, 2, 3):
         host = shard.open()
         assert host.elections.leads
         assert host.log.last_epoch == host.store.state.log_epoch == epoch
         assert host.supervisor.control.leadership.epoch == host.status()["epoch"] == epoch
         assert shard.ballot() == {"epoch": epoch, "voted_for": [0, epoch], "is_complete": True}
-        assert host.log.synced == host.log.confirmed == host.log.end
+        # Replication begins where the epoch before has ended.
+        assert host.led.confirmed == confirmed
+        confirmed = host.log.confirmed
+        assert host.log.synced == confirmed == host.log.end
         shard.close()
 
 

@@ -17,6 +17,7 @@ import pytest
 from raymq.actors.follower import follower
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.follower.session import FollowerSession
+from raymq.actors.leader import leader
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import FollowerProgress
 from raymq.actors.supervise import dispatcher
@@ -25,6 +26,7 @@ from raymq.replication.election import ElectionLimits, FollowerHeard, LeaderLost
 from raymq.replication.incarnation import make_incarnation
 from raymq.store.base.errors import (
     DeliveryUnknown,
+    OffsetOutOfRange,
     RayMQError,
     Rejected,
     StorageFull,
@@ -291,6 +293,61 @@ def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed
     wait_until(lambda: host.role.mode == "follower", "it steps down")
     with pytest.raises(Unavailable, match="does not lead"):
         host.call(*asked)
+
+
+QUESTIONS = {
+    "offsets": {"group": "g", "topic": "t"},
+    "queue_ranges": {"topic": "t"},
+    "producer_epoch": {"producer_id": 7},
+}
+
+
+@pytest.mark.parametrize("question", [*QUESTIONS, "commit", "fetch"])
+def test_a_leader_that_is_cut_off_says_nothing_that_a_newer_one_may_contradict(
+    shard: Shard, question: str
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    assert host.store.create_topic("t", 1, [0]) is not None
+    host.store.commit_offsets("g", "t", {0: 0})
+    confirm_only(host.store)
+
+    def ask() -> None:
+        if question == "commit":
+            host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 5}})
+        elif question == "fetch":
+            (found,) = host.fetch(FetchRequest("t", {0: 5}, 1000, 10, 0))
+            assert found.error is not None
+            raise found.error
+        else:
+            host.call(question, QUESTIONS[question])
+
+    if question in QUESTIONS:
+        ask()
+    else:
+        with pytest.raises(OffsetOutOfRange):
+            ask()
+
+    shard.isolate(first)
+    assert host.leads
+    with pytest.raises(Unavailable, match="does not lead"):
+        ask()
+
+
+def test_too_few_answers_within_the_limit_refuse_a_question(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "CHECK_WAIT_MS", 1)
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    assert host.store.create_topic("t", 1, [0]) is not None
+    confirm_only(host.store)
+    monkeypatch.setattr(host.elections._machine, "led_at", lambda check: False)
+    with pytest.raises(Unavailable, match="too few replicas have said") as refused:
+        host.call("offsets", QUESTIONS["offsets"])
+    assert refused.value.retriable
 
 
 def test_a_vote_ends_the_leaders_epoch_before_any_byte_more_is_written(shard: Shard) -> None:

@@ -432,6 +432,27 @@ def test_only_a_leader_whose_frame_is_taken_says_how_far_readers_should_be(port,
     line.hang_up()
 
 
+def test_an_end_that_a_leader_knew_before_its_epoch_is_not_noted(port, host):
+    host.log = port.log
+    heard = FollowerLogPort(host).heard
+    unit = ChainUnit(0, 6, 3, crc32c(b"abcdef"), 0)
+    port.append_units([unit], memoryview(b"abcdef"))
+    # Epoch 4 has not begun here yet, so that this log may lack what was confirmed before it.
+    for end in (0, 3, 6, 99):
+        heard.note(end, 4, 0)
+        assert heard.epoch_of(end, 0) is None
+
+    port.append_units([ChainUnit(6, 9, 4, crc32c(b"ghi"), unit.value)], memoryview(b"ghi"))
+    for end in (0, 3, 6):
+        heard.note(end, 4, 0)
+        assert heard.epoch_of(end, 0) is None
+    heard.note(9, 4, 0)
+    assert heard.epoch_of(9, 0) == 4
+    # It lags: this end is still to come.
+    heard.note(20, 4, 900)
+    assert heard.epoch_of(20, 1_800) == 4
+
+
 def test_bytes_that_do_not_fit_their_units_end_the_stream(port, session):
     line = Line(session, incarnation=1)
     line.say(Hello(3, 0), to=0)

@@ -14,6 +14,7 @@ from raymq.actors.follower import session
 from raymq.actors.satellites.replicator import Replicator
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared import control_block
+from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.failures import FailureFile
 from raymq.replication import quorum
 from raymq.replication.election import LeaderLost
@@ -128,6 +129,18 @@ def test_a_new_replication_finds_the_match_and_keeps_the_confirmed_end(pair):
     pair.follower.sync()
     pair.wait_confirmed(later)
     assert pair.follower.bytes(later) == pair.leader.bytes(later)
+
+
+def test_a_new_leader_names_what_its_log_knew_as_confirmed_from_its_first_frame_on(pair):
+    end = pair.leader.write(100, 200)
+    pair.wait_matched(end)
+    pair.follower.heard.clear()
+    # Its Replication was granted long before, while it followed.
+    later = pair.leader.write(50)
+    pair.leader.control.publish_leadership(Leadership(2, later, 7, confirmed=end))
+    pair.wait_matched(later)
+    wait_until(lambda: pair.follower.confirmed() == end, "the follower hears of it")
+    assert {confirmed for confirmed, epoch in pair.follower.heard if epoch == 2} == {end}
 
 
 def test_a_revoked_replication_ends_and_publishes_nothing_more(pair):

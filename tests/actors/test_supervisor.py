@@ -18,6 +18,7 @@ from raymq.actors.satellites.service import (
     EXIT_STOPPED_BY_COMMIT_LOG,
     EXIT_SYNC_FAILED,
 )
+from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.supervisor import STALE_MS, Supervisor
 from raymq.store.base.clock import Clock
@@ -334,6 +335,22 @@ def test_a_second_flusher_waits_for_the_lock_of_the_first(make_replica: MakeRepl
     assert second.poll() is None
     first.kill()
     replica.await_grant_of(second)
+
+
+def test_a_replication_that_is_granted_during_a_leadership_begins_where_that_began(tmp_path: Path):
+    (tmp_path / "new").mkdir()
+    supervisor = Supervisor(
+        tmp_path / "new", ["replication"], clock=Clock(), files=Files(), witness_sync=lambda: 0
+    )
+    supervisor.fence_old()
+    supervisor.begin(appended=0, synced=0, confirmed=0)
+    # It followed for long.
+    supervisor.appends.publish(900)
+    supervisor.publish_leadership(Leadership(4, 900, 7, confirmed=700))
+    assert supervisor.progress().ends.replicated == 700
+    assert supervisor.control.leadership == Leadership(4, 900, 7, confirmed=700)
+    supervisor.close()
+    shutil.rmtree(wakeup_directory(str(tmp_path / "new")), ignore_errors=True)
 
 
 def test_a_failing_witness_sync_poisons(make_replica: MakeReplica):

@@ -309,6 +309,57 @@ def test_a_hand_over_makes_heartbeats_more_frequent_and_never_less(heartbeat_ms:
     assert replica.sent(wire.CheckLeader)
 
 
+# --- checks that a reader waits for ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("members", [3, 5])
+def test_a_check_proves_a_leadership_when_it_is_answered_by_as_many_as_elect(members: int):
+    replica = leader(members)
+    before = replica.machine.check_number
+    replica.checks()
+    replica.step(r.CheckAsked())
+    check = replica.machine.check_number
+    assert replica.checks() == [check] == [before + 1]
+
+    needed = members // 2
+    for other in range(1, members):
+        # Asked before the reader came.
+        replica.hear(other, wire.CheckLeaderReply(before, True))
+        assert not replica.machine.led_at(check)
+    for other in range(1, needed + 1):
+        assert not replica.machine.led_at(check)
+        replica.hear(other, wire.CheckLeaderReply(check, True))
+    assert replica.machine.led_at(check)
+    assert not replica.machine.led_at(check + 1)
+
+
+def test_a_replica_that_may_have_forgotten_its_vote_proves_no_leadership():
+    replica = leader()
+    replica.step(r.CheckAsked())
+    check = replica.machine.check_number
+    replica.hear(1, wire.CheckLeaderReply(check, False))
+    assert not replica.machine.led_at(check)
+    # The answer to a later check counts as well.
+    replica.hear(2, wire.CheckLeaderReply(check + 1, True))
+    assert replica.machine.led_at(check)
+
+
+def test_only_a_leader_checks_for_readers():
+    replica = follower()
+    replica.effects.clear()
+    replica.step(r.CheckAsked())
+    assert replica.effects == []
+
+
+def test_checks_for_readers_repeat_the_request_to_take_over():
+    replica = leader()
+    replica.step(r.FollowerHeard(1, 2, 120, is_complete=True))
+    replica.step(r.HandOver(1))
+    assert replica.sent(wire.TakeOver)
+    replica.step(r.CheckAsked())
+    assert replica.sent(wire.TakeOver)
+
+
 # --- the end of the leader's process --------------------------------------------------------------
 
 

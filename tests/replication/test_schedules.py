@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.replication import wire
-from raymq.replication.election import ElectionMachine, HandOver
+from raymq.replication.election import CheckAsked, ElectionMachine, ElectionState, HandOver
 from tests.replication.simulate.schedules import (
     SCHEDULES,
     Script,
@@ -98,3 +98,38 @@ def test_a_hand_over_takes_no_longer_than_a_heartbeat(members: int, is_lost: boo
     assert script.leader() is successor
     assert script.world.elections == 2
     heal(script)
+
+
+@pytest.mark.parametrize("members", [3, 5])
+@pytest.mark.parametrize("has_lost_disks", [False, True])
+def test_a_leader_that_was_replaced_unheard_answers_no_reader(members: int, has_lost_disks: bool):
+    script = Script(members, ElectionMachine)
+    world = script.world
+    script.run(5_000)
+    old = script.leader()
+    replica = old.replica
+    assert replica is not None
+    # It does not run, while the others elect another leader, which confirms its EPOCH record.
+    others = [node for node in script.nodes if node is not old]
+    script.run(5_000, *(node.id for node in others))
+    assert max(world.confirmed_ends) > replica.epoch
+    assert replica.state is ElectionState.LEADER
+
+    (new,) = [node for node in others if node.replica and node.replica.leads]
+    reached = [node for node in others if node is not new][: members // 2]
+    if has_lost_disks:
+        # These replicas have forgotten the newer epoch.
+        for node in reached:
+            world.lose_disk(node)
+            world.start(node)
+    world.network.clear()
+    world.step(old, CheckAsked())
+    check = replica.check_number
+    for node in reached:
+        script.deliver(script.take(wire.CheckLeader, old.id, node.id))
+    ids = {node.id for node in reached}
+    script.deliver([each for each in world.network if each.source in ids and each.target == old.id])
+    assert (replica.state is ElectionState.LEADER) == has_lost_disks
+    assert not replica.led_at(check)
+    if has_lost_disks:
+        assert len(replica._answered_since(check)) > members // 2
