@@ -70,7 +70,7 @@ class FollowerLogPort:
     def _satellites_paused(self) -> Iterator[None]:
         """Around a change of what the satellites count from: they end before, and are granted again after it."""
         host = self._host
-        with host.heartbeat.blocking_call():
+        with host.heartbeat.blocking_call:
             for role in host.supervisor.roles:
                 host.supervisor.revoke(role)
             try:
@@ -154,11 +154,17 @@ class FollowerLogPort:
         """
         host = self._host
         # An end that was read before a truncation must not be noted after it.
-        with host.log_lock:
+        if not host.log_lock.acquire(blocking=False):
+            # A stream may hold it while it writes to a slow disk.
+            with host.heartbeat.blocking_call:
+                host.log_lock.acquire()
+        try:
             synced = host.supervisor.progress().ends.synced
             if synced <= self._log.synced:
                 return False
             self._log.note_synced(synced)
+        finally:
+            host.log_lock.release()
         if not self.acknowledge_synced():
             with self._changed:
                 self._changed.notify_all()
