@@ -432,19 +432,28 @@ class ReplicaHost:
         logger.info("this replica leads epoch %d", self.led.epoch)
 
     @contextlib.contextmanager
+    def satellites_paused(self) -> Iterator[None]:
+        """Around a change of what the satellites count from: they end before, and are granted again after it.
+
+        Raises: Unavailable, with nothing changed, if one does not end.
+        """
+        with self.heartbeat.blocking_call:
+            self.supervisor.revoke_all()
+            try:
+                yield
+            finally:
+                # Also after an error: without satellites nothing would be synced any more.
+                self.begin_satellites()
+
+    @contextlib.contextmanager
     def _satellites_paused_for_cut(self) -> Iterator[None]:
         """Around a take-over: end the satellites if it has to cut the log, which is after a power loss at most."""
         followed = self.store.followed
         if followed is None or not followed.apply_all():
             yield
             return
-
-        for role in self.supervisor.roles:
-            self.supervisor.revoke(role)
-        try:
+        with self.satellites_paused():
             yield
-        finally:
-            self.begin_satellites()
 
     def _follow(self) -> None:
         """Let another replica write the log. The puts under way are unknown."""

@@ -517,6 +517,33 @@ def test_the_flush_service_works_again_after_a_cut_of_the_log_that_failed(
     assert "append" in host.failures
 
 
+@pytest.mark.parametrize("operation", ["cut", "take-over"])
+def test_roles_are_granted_again_after_a_cut_that_a_satellite_did_not_make_way_for(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    shard.start_all()
+    leader = shard.wait_leader()
+    host = next(host for replica, host in shard.hosts.items() if replica != leader)
+    wait_until(lambda: host.role.mode == "follower", "it follows")
+    revoke = host.supervisor.revoke
+
+    def refuse(role: str) -> None:
+        revoke(role)
+        if role == "replication":
+            raise Unavailable("replication did not end; is the disk hanging?")
+
+    monkeypatch.setattr(host.supervisor, "revoke", refuse)
+    monkeypatch.setattr(host.store.followed, "truncate", lambda *_, **__: pytest.fail("a cut"))
+    monkeypatch.setattr(host.store.followed, "apply_all", lambda: True)
+    operations = {
+        "cut": lambda: FollowerLogPort(host).truncate(0),
+        "take-over": lambda: host._satellites_paused_for_cut().__enter__(),
+    }
+    with pytest.raises(Unavailable, match="is the disk hanging"):
+        operations[operation]()
+    assert not any(lease.suspended for lease in host.supervisor._leases.values())
+
+
 def test_a_replaced_replica_that_returns_is_refused_by_all_that_know_its_successor(
     shard: Shard,
 ) -> None:
