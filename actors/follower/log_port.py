@@ -57,27 +57,14 @@ class FollowerLogPort:
 
     def truncate(self, offset: int) -> None:
         """Cut the log, durably. Raises: Corrupt."""
-        with self._writing() as followed, self._satellites_paused():
+        with self._writing() as followed, self._host.satellites_paused():
             followed.truncate(offset, epoch=self.frame_epoch())
 
     def begin_at(self, start: int, chain_value: int) -> None:
         """Let the empty log begin where the leader's does. Durable."""
         host = self._host
-        with self._writing(), self._satellites_paused(), host.dispatcher.paused():
+        with self._writing(), host.satellites_paused(), host.dispatcher.paused():
             host.store.begin_at(start, chain_value, epoch=self.frame_epoch())
-
-    @contextlib.contextmanager
-    def _satellites_paused(self) -> Iterator[None]:
-        """Around a change of what the satellites count from: they end before, and are granted again after it."""
-        host = self._host
-        with host.heartbeat.blocking_call():
-            for role in host.supervisor.roles:
-                host.supervisor.revoke(role)
-            try:
-                yield
-            finally:
-                # Also after an error: without satellites nothing would be synced any more.
-                host.begin_satellites()
 
     def advance_confirmed(self, confirmed: int) -> None:
         """Note the leader's confirmed end, as far as this log reaches."""
@@ -163,11 +150,17 @@ class FollowerLogPort:
         """
         host = self._host
         # An end that was read before a truncation must not be noted after it.
-        with host.log_lock:
+        if not host.log_lock.acquire(blocking=False):
+            # A stream may hold it while it writes to a slow disk.
+            with host.heartbeat.blocking_call:
+                host.log_lock.acquire()
+        try:
             synced = host.supervisor.progress().ends.synced
             if synced <= self._log.synced:
                 return False
             self._log.note_synced(synced)
+        finally:
+            host.log_lock.release()
         if not self.acknowledge_synced():
             with self._changed:
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Replication's connection to one follower: its threads block on the network so that Replication's loop never does."""
+"""Replication's connection to one follower: its threads block on the network and the disk for Replication's loop."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from raymq.store.base.errors import Rejected, Unavailable
 CLOSE_WAIT_S = 0.2
 #: how long the last frame of a connection may take
 LAST_FRAME_S = 1.0
+
+#: reads the body of a frame. May block. Raises: any error, which ends the connection
+ReadBody = Callable[[], Any]
 
 ConnectionEvent = Connected | Disconnected | FrameReceived
 
@@ -47,9 +50,9 @@ class _Connection:
 
     def __init__(self, owner: FollowerConnection) -> None:
         self._owner = owner
-        self._outgoing: deque[tuple[bytes, Any]] = deque()
+        self._outgoing: deque[tuple[bytes, ReadBody]] = deque()
         self._condition = threading.Condition()
-        #: the sending thread is in `ReplicationStream.send`
+        #: the sending thread reads a body, or is in `ReplicationStream.send`
         self._sending = False
         #: None before it is open
         self._stream: ReplicationStream | None = None
@@ -64,7 +67,7 @@ class _Connection:
                 return
             stream = self._stream
             if not cannot_block or stream is None or self._outgoing or self._sending:
-                self._outgoing.append((frame, body))
+                self._outgoing.append((frame, lambda: body))
                 self._condition.notify()
                 return
         # The sending thread has nothing to send before this returns, because the caller is the only one that gives it
@@ -74,13 +77,19 @@ class _Connection:
         except Exception as error:
             self._fail(error)
 
+    def send_later(self, frame: bytes, read: ReadBody) -> None:
+        with self._condition:
+            if not self._closed:
+                self._outgoing.append((frame, read))
+                self._condition.notify()
+
     def close(self, last: bytes | None = None) -> None:
         """End it soon. Args: `last`: a frame that is sent before, instead of those that wait."""
         with self._condition:
             self._closed = True
             self._outgoing.clear()
             if last is not None and self._stream is not None:
-                self._outgoing.append((last, None))
+                self._outgoing.append((last, lambda: None))
                 # The follower may read nothing.
                 timer = threading.Timer(LAST_FRAME_S, self._stream.abort)
                 timer.daemon = True
@@ -126,8 +135,13 @@ class _Connection:
                         self._condition.wait()
                     if not self._outgoing:
                         return
-                    frame, body = self._outgoing.popleft()
+                    frame, read = self._outgoing.popleft()
                     self._sending = True
+                body = read()
+                if body is not None and self._closed:
+                    # It was closed during the read, which may have taken long. The last frame has no body.
+                    continue
+
                 # The last frame is the only one that is left after `close`. An end at once would overtake it: the timer
                 # ends the stream.
                 stream.send(frame, body)
@@ -200,6 +214,11 @@ class FollowerConnection:
         """
         if self._connection is not None:
             self._connection.send(frame, body, cannot_block=cannot_block)
+
+    def send_later(self, frame: bytes, read: ReadBody) -> None:
+        """Send a frame soon, whose body the sending thread reads before. It waits as in `send`."""
+        if self._connection is not None:
+            self._connection.send_later(frame, read)
 
     def take_events(self) -> list[ConnectionEvent]:
         """The events since the last call."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from raymq.replication import log_sender
@@ -18,6 +20,8 @@ logger = logging.getLogger("raymq.replication")
 
 #: bytes that a transport takes although the follower reads nothing: HTTP/2 lets 64 KiB pass. Empty frames come beside
 UNREAD_BYTES_MAX = 32 << 10
+#: log bytes that CommitLog has written within twice this time are in the page cache: to read them does not block
+CACHED_MS = 1_000
 
 
 class FollowerStream:
@@ -30,14 +34,25 @@ class FollowerStream:
         connection: FollowerConnection,
         log: LogReader,
         *,
+        blocking_call: AbstractContextManager[None],
         on_replicated: Callable[[], None],
     ) -> None:
-        """Args: `on_replicated`: called when the follower has more, before the frames that this makes room for."""
+        """Args: `blocking_call`: entered around reads of the caller's thread.
+
+        `on_replicated`: called when the follower has more, before the frames that this makes room for.
+        """
         self.follower = follower
         self._sender = sender
         self._connection = connection
         self._log = log
+        self._blocking_call = blocking_call
         self._on_replicated = on_replicated
+        #: damage that the connection's thread has read, until the sender knows it
+        self._damage: Corrupt | None = None
+        #: bytes from here on were written a short time ago; None: not known yet
+        self._cached_from: int | None = None
+        #: an end that was committed, and when
+        self._marked: tuple[int, int] | None = None
         #: frames sent so far
         self.frames = 0
         #: the damage of this log that stops the stream, a physical offset; None: none does
@@ -80,6 +95,10 @@ class FollowerStream:
 
     def take_answers(self, now_ms: int) -> None:
         """Take all that has come from the follower since the last call."""
+        damage = self._damage
+        if damage is not None:
+            self._damage = None
+            self._note_damage(damage, now_ms)
         for event in self._connection.take_events():
             self._step(event, now_ms)
 
@@ -88,6 +107,10 @@ class FollowerStream:
 
         Args: `may_linger`: no put waits for this follower, so that few bytes may wait for more.
         """
+        if self._marked is None or now_ms - self._marked[1] >= CACHED_MS:
+            if self._marked is not None:
+                self._cached_from = self._marked[0]
+            self._marked = committed, now_ms
         self._step(log_sender.LeaderProgress(committed, confirmed, may_linger), now_ms)
 
     def wait_ms(self, now_ms: int) -> int:
@@ -113,14 +136,15 @@ class FollowerStream:
 
     def _step(self, event: log_sender.SenderEvent, now_ms: int) -> None:
         """Give the sender an event and perform its effects."""
-        for effect in self._sender.step(event, now_ms):
+        with self._blocking_call:
+            # The sender reads the chain's file.
+            effects = self._sender.step(event, now_ms)
+        for effect in effects:
             if isinstance(effect, log_sender.Send):
                 try:
                     self._send(effect)
                 except Corrupt as error:
-                    # Neither the damaged bytes nor any after them are sent. CommitLog may repair them.
-                    self.damaged_at = int(error.fields["offset"])
-                    self._step(log_sender.Damaged(str(error)), now_ms)
+                    self._note_damage(error, now_ms)
                     return
             elif isinstance(effect, log_sender.Replicated):
                 self._on_replicated()
@@ -131,6 +155,11 @@ class FollowerStream:
             elif isinstance(effect, log_sender.Halt):
                 logger.error("replica %d gets no log bytes: %s", self.follower, effect.reason)
 
+    def _note_damage(self, error: Corrupt, now_ms: int) -> None:
+        """Send neither the damaged bytes nor any after them. CommitLog may repair them."""
+        self.damaged_at = int(error.fields["offset"])
+        self._step(log_sender.Damaged(str(error)), now_ms)
+
     def report_leader_ended(self) -> None:
         """End the stream with the word that the leader's process has ended."""
         last = self._sender.leader_ended()
@@ -139,12 +168,33 @@ class FollowerStream:
 
     def _send(self, effect: log_sender.Send) -> None:
         """Send a frame. Raises: Corrupt when the log's bytes are not those that were stored."""
-        body = self._log.read(effect.start, effect.stop, effect.message)
+        frame = encode(effect.header, effect.message)
+        has_body = effect.start < effect.stop
+        if has_body and (self._cached_from is None or effect.start < self._cached_from):
+            # A slow disk delays this follower alone.
+            self._connection.send_later(frame, partial(self._read_later, effect))
+            self.frames += 1
+            return
+
+        body = None
+        if has_body:
+            with self._blocking_call:
+                body = self._log.read(effect.start, effect.stop, effect.message)
+            self.damaged_at = None
         has_read_all = effect.start <= self._sender.matched_end
         is_small = effect.stop - effect.start <= UNREAD_BYTES_MAX
-        self._connection.send(
-            encode(effect.header, effect.message), body, cannot_block=has_read_all and is_small
-        )
+        self._connection.send(frame, body, cannot_block=has_read_all and is_small)
         self.frames += 1
-        if body is not None:
-            self.damaged_at = None
+
+    def _read_later(self, effect: log_sender.Send) -> memoryview | None:
+        """The body of a frame. Callers: the connection's sending thread.
+
+        The damage of the log is noted here: a follower that was silent during a long read has no connection any more.
+        """
+        try:
+            body = self._log.read(effect.start, effect.stop, effect.message)
+        except Corrupt as error:
+            self._damage = error
+            raise
+        self.damaged_at = None
+        return body

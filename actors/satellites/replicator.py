@@ -46,6 +46,8 @@ class Replicator(Service):
 
     Threads: the service's own, and one for each follower, which takes the follower's answers as they arrive. To wake
     the service's thread for each would cost as much as the work.
+    A third kind, the sending thread of each connection, reads the bytes that may not be in the page cache. It holds no
+    lock meanwhile, so that a slow disk delays one follower alone.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Replicator(Service):
             self._undo.callback(connection.close)
         self._failure_file = FailureFile(root, files=files, clock=self._clock)
 
-        #: guards all below, and the connections and the log
+        #: guards all below, and the connections
         self._lock = threading.Lock()
         #: the epoch that is served; None: this replica follows, or the grant is over
         self._led: Leadership | None = None
@@ -288,8 +290,15 @@ class Replicator(Service):
             generation=generation,
             limits=self._limits,
         )
-        connection = self._connections[follower]
-        return FollowerStream(follower, sender, connection, self._log, on_replicated=self._combine)
+
+        return FollowerStream(
+            follower,
+            sender,
+            self._connections[follower],
+            self._log,
+            blocking_call=self._satellite.blocking_call,
+            on_replicated=self._combine,
+        )
 
     def _make_combiner(self, acknowledged: int) -> PutCombiner:
         return PutCombiner(

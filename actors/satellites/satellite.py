@@ -52,7 +52,7 @@ class BlockingCall:
     """Around a call that may block for long (a sync on a slow disk): a thread publishes heartbeats during the call.
 
     A slow disk is not a hung satellite. A stopped process has no heartbeat either way. This is not a generator,
-    because it is on the path between a put and its sync.
+    because it is on the path between a put and its sync. Callers: one thread at a time.
     """
 
     def __init__(self, satellite: Satellite) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
@@ -31,6 +30,32 @@ LATE_CHECK_MS = 3 * PERIOD_MS
 ITERATION_MAX_MS = 10_000
 
 
+class _BlockingCall:
+    """Around a call that may block the ack loop for long: a sync, a lock that a slow disk holds, the end of a process.
+
+    Calls of several threads may overlap, and one may be inside of another. This is not a generator, because the ack
+    loop enters it in each iteration.
+    """
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        #: an item for each call under way: threads append to a list and pop from it without a lock
+        self._under_way: list[None] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether a blocking call is under way."""
+        return bool(self._under_way)
+
+    def __enter__(self) -> None:
+        self._under_way.append(None)
+
+    def __exit__(self, *exc: object) -> None:
+        # Before the call counts as over: its time is none of the iteration's.
+        self._heartbeat.restart_iteration()
+        self._under_way.pop()
+
+
 class Heartbeat:
     """CommitLog's side. Callers: `start` and `stop` by the thread that opens and closes the replica, once each.
 
@@ -46,8 +71,8 @@ class Heartbeat:
         self._started = False
         #: when the present iteration of the ack loop began; None: the loop is not running
         self._iteration_ms: int | None = None
-        #: blocking calls under way
-        self._blocking_calls = 0
+        #: `with` it around a call that may block for long
+        self.blocking_call = _BlockingCall(self)
 
     def start(self) -> None:
         """Begin the heartbeat: this process is killed when it stops. Callers: with the store's lock held."""
@@ -73,22 +98,15 @@ class Heartbeat:
         """The ack loop has ended: it cannot hang any more."""
         self._iteration_ms = None
 
-    @contextlib.contextmanager
-    def blocking_call(self) -> Iterator[None]:
-        """Around a call that may block the ack loop for long: a sync, the wait for the end of a process."""
-        self._blocking_calls += 1
-        try:
-            yield
-        finally:
-            if self._iteration_ms is not None:
-                # The time of the call does not count.
-                self.note_iteration()
-            self._blocking_calls -= 1
+    def restart_iteration(self) -> None:
+        """Count the iteration under way, if there is one, from now on."""
+        if self._iteration_ms is not None:
+            self.note_iteration()
 
     def beat_if_alive(self) -> None:
         """Publish a heartbeat, unless the ack loop hangs."""
         now_ms, began_ms = self._clock.monotonic_ms(), self._iteration_ms
-        if began_ms is None or self._blocking_calls or now_ms - began_ms <= ITERATION_MAX_MS:
+        if began_ms is None or self.blocking_call.active or now_ms - began_ms <= ITERATION_MAX_MS:
             self._control.heartbeat_ms = now_ms
 
     def _run(self) -> None:

@@ -422,7 +422,7 @@ class ReplicaHost:
         if self.clock.monotonic_ms() < self._next_lead_ms:
             return
         # All that was written for earlier leaders is in the log, and nothing more comes: `CommitLog.epoch_floor`.
-        with self.heartbeat.blocking_call(), self.log_lock:
+        with self.heartbeat.blocking_call, self.log_lock:
             with self.dispatcher.paused(), self._satellites_paused_for_cut():
                 self._begin_epoch()
             if self.led is None:
@@ -434,19 +434,28 @@ class ReplicaHost:
         logger.info("this replica leads epoch %d", self.led.epoch)
 
     @contextlib.contextmanager
+    def satellites_paused(self) -> Iterator[None]:
+        """Around a change of what the satellites count from: they end before, and are granted again after it.
+
+        Raises: Unavailable, with nothing changed, if one does not end.
+        """
+        with self.heartbeat.blocking_call:
+            self.supervisor.revoke_all()
+            try:
+                yield
+            finally:
+                # Also after an error: without satellites nothing would be synced any more.
+                self.begin_satellites()
+
+    @contextlib.contextmanager
     def _satellites_paused_for_cut(self) -> Iterator[None]:
         """Around a take-over: end the satellites if it has to cut the log, which is after a power loss at most."""
         followed = self.store.followed
         if followed is None or not followed.apply_all():
             yield
             return
-
-        for role in self.supervisor.roles:
-            self.supervisor.revoke(role)
-        try:
+        with self.satellites_paused():
             yield
-        finally:
-            self.begin_satellites()
 
     def _follow(self) -> None:
         """Let another replica write the log. The puts under way are unknown."""
@@ -797,13 +806,16 @@ class ReplicaHost:
 
     def _run_acks(self) -> None:
         repeated = False
+        self.heartbeat.note_iteration()
         try:
             while not self._stopping:
-                self.heartbeat.note_iteration()
                 if repeated and self.failures:
                     self.failures.clear("acks")
                 repeated = True
-                self._run_elections()
+                # A write to a slow disk may hold the put lock, and a change of the role awaits other threads. For the
+                # heartbeat the end of this call begins an iteration.
+                with self.heartbeat.blocking_call:
+                    self._run_elections()
                 self.role.step()
         finally:
             self.heartbeat.loop_ended()
@@ -811,7 +823,8 @@ class ReplicaHost:
     def check_poisoned(self) -> None:
         """Raises: Unavailable, when the log takes nothing more."""
         if self.supervisor.poisoned is not None:
-            self.log.poison(self.supervisor.poisoned)
+            with self.heartbeat.blocking_call:
+                self.log.poison(self.supervisor.poisoned)
         if self.log.poisoned is not None:
             # If no sync has failed, the next start cuts off a failed append that could not be undone.
             raise Unavailable(
@@ -819,7 +832,7 @@ class ReplicaHost:
             )
 
     def _witness_sync(self) -> int:
-        with self.heartbeat.blocking_call():
+        with self.heartbeat.blocking_call:
             return self.log.sync()
 
     def fail(self, error: RayMQError) -> None:

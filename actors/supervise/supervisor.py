@@ -199,8 +199,7 @@ class Supervisor:
     def begin(self, *, appended: int, synced: int, confirmed: int) -> None:
         """Start after recovery or a truncation: all progress counts from these three ends on.
 
-        All that is appended must be in the files. No role may be granted: call `fence_old` (or `revoke` for each role)
-        before.
+        All that is appended must be in the files. No role may be granted: call `fence_old` or `revoke_all` before.
         """
         with self._lock:
             require(self._wakeup is not None, "begin before fence_old")
@@ -257,7 +256,7 @@ class Supervisor:
         A process that does not leave within LEAVE_TIMEOUT_MS is killed. So Ray, which would start the next one, is
         needed only then.
 
-        For a truncation: revoke every role, cut, zero, sync, begin.
+        For a truncation: `revoke_all`, cut, zero, sync, begin.
         Raises: Unavailable if the process does not end in time. The grant is revoked in any case.
         """
         with self._lock:
@@ -274,6 +273,20 @@ class Supervisor:
                     role=role,
                     timeout_ms=timeout_ms,
                 )
+
+    def revoke_all(self) -> None:
+        """Revoke the lease of every role, for a truncation. Raises: Unavailable.
+
+        After an error nothing may be cut, and the roles are granted again from the ends that are known.
+        """
+        try:
+            for role in self.roles:
+                self.revoke(role)
+        except BaseException:
+            with self._lock:
+                for lease in self._leases.values():
+                    lease.suspended = False
+            raise
 
     def poison(self, reason: str) -> None:
         """Grant no role from now on. Bytes that the witness has not synced stay unacknowledged. Callers: any thread."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,12 @@ from raymq.actors.follower.session import FollowerSession
 from raymq.actors.leader import leader
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import FollowerProgress
+from raymq.actors.shared.heartbeat import ITERATION_MAX_MS
 from raymq.actors.supervise import dispatcher
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.election import ElectionLimits, FollowerHeard, LeaderLost
 from raymq.replication.incarnation import make_incarnation
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     DeliveryUnknown,
     OffsetOutOfRange,
@@ -37,8 +40,9 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import AppendedRows, FetchRequest
 from raymq.store.state.shard_state import COMPLETE_REPLICAS
 from tests.support.batches import request
+from tests.support.clock import ManualClock
 from tests.support.confirming import confirm_only
-from tests.support.replica_pair import wait_until
+from tests.support.replica_pair import TIMEOUT_S, wait_until
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
 LIMITS = ElectionLimits(
@@ -271,6 +275,59 @@ def test_a_follower_whose_turn_has_come_asks_for_votes_although_its_loop_was_asl
     shard.kill(first)
     host.elections.step(LeaderLost(first, host.elections.epoch))
     wait_until(lambda: host.elections.leader is None, "it asks for votes")
+
+
+class HeldLock:
+    """A lock that the ack loop does not get before `released`, as while a write to a slow disk holds it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.is_awaited = threading.Event()
+        self.released = threading.Event()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if threading.current_thread().name == "raymq-acks":
+            if not blocking:
+                return False
+            self.is_awaited.set()
+            assert self.released.wait(TIMEOUT_S)
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+@pytest.mark.parametrize("name", ["put_lock", "log_lock"])
+def test_the_heartbeat_goes_on_while_the_ack_loop_waits_for_a_lock_that_a_slow_disk_holds(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shard.start_all()
+    leader = shard.wait_leader()
+    host = next(host for replica, host in shard.hosts.items() if replica != leader)
+    wait_until(lambda: host.role.mode == "follower", "it follows")
+    clock = ManualClock(monotonic_ms=Clock().monotonic_ms())
+    monkeypatch.setattr(host.heartbeat, "_clock", clock)
+    if name == "put_lock":
+        lock = HeldLock(host.store.put_lock)
+        monkeypatch.setattr(host.elections, "_put_lock", lock)
+    else:
+        lock = HeldLock(host.log_lock)
+        monkeypatch.setattr(host, "log_lock", lock)
+
+    try:
+        assert lock.is_awaited.wait(TIMEOUT_S)
+        clock.advance(10 * ITERATION_MAX_MS)
+        host.supervisor.control.heartbeat_ms = 0
+        host.heartbeat.beat_if_alive()
+        assert host.supervisor.control.heartbeat_ms
+    finally:
+        lock.released.set()
 
 
 def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed(
@@ -515,6 +572,33 @@ def test_the_flush_service_works_again_after_a_cut_of_the_log_that_failed(
         FollowerLogPort(host).truncate(0)
     assert begun == [host.log.end]
     assert "append" in host.failures
+
+
+@pytest.mark.parametrize("operation", ["cut", "take-over"])
+def test_roles_are_granted_again_after_a_cut_that_a_satellite_did_not_make_way_for(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    shard.start_all()
+    leader = shard.wait_leader()
+    host = next(host for replica, host in shard.hosts.items() if replica != leader)
+    wait_until(lambda: host.role.mode == "follower", "it follows")
+    revoke = host.supervisor.revoke
+
+    def refuse(role: str) -> None:
+        revoke(role)
+        if role == "replication":
+            raise Unavailable("replication did not end; is the disk hanging?")
+
+    monkeypatch.setattr(host.supervisor, "revoke", refuse)
+    monkeypatch.setattr(host.store.followed, "truncate", lambda *_, **__: pytest.fail("a cut"))
+    monkeypatch.setattr(host.store.followed, "apply_all", lambda: True)
+    operations = {
+        "cut": lambda: FollowerLogPort(host).truncate(0),
+        "take-over": lambda: host._satellites_paused_for_cut().__enter__(),
+    }
+    with pytest.raises(Unavailable, match="is the disk hanging"):
+        operations[operation]()
+    assert not any(lease.suspended for lease in host.supervisor._leases.values())
 
 
 def test_a_replaced_replica_that_returns_is_refused_by_all_that_know_its_successor(

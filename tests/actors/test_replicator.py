@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.follower import session
+from raymq.actors.satellites import follower_stream
+from raymq.actors.satellites.log_reader import LogReader
 from raymq.actors.satellites.replicator import Replicator
 from raymq.actors.satellites.service import EXIT_FENCED, EXIT_STOPPED
 from raymq.actors.shared import control_block
@@ -19,9 +21,10 @@ from raymq.actors.shared.failures import FailureFile
 from raymq.replication import quorum
 from raymq.replication.election import LeaderLost
 from raymq.replication.log_sender import SenderLimits
+from raymq.replication.wire import Hello
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import StorageFull
+from raymq.store.base.errors import Corrupt, StorageFull
 from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
 from raymq.store.log.chain import ChainUnit
@@ -237,6 +240,142 @@ def test_a_bad_sector_of_the_leader_does_not_end_replication(pair):
     assert not pair.exit_codes
     files.pread, files.pread_into = pread, pread_into
     pair.wait_matched(end)
+
+
+class SlowReads:
+    """Reads of the log from `start` on hang until the test lets them go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._read = LogReader.read
+        self.start = -1
+        self.begun: list[int] = []
+        self.go = threading.Event()
+        #: what the first read meets
+        self.fault: Exception | None = None
+        monkeypatch.setattr(follower_stream, "CACHED_MS", 0)
+        monkeypatch.setattr(LogReader, "read", lambda *args: self.read(*args))
+
+    def begin(self, pair: Pair, start: int) -> None:
+        """Let reads hang, when the follower's stream does not take these bytes for new ones any more."""
+        stream = pair.replicator._streams[0]
+        wait_until(lambda: (stream._cached_from or 0) > start, "the bytes are old")
+        self.start = start
+
+    def read(self, reader: LogReader, start: int, stop: int, message):
+        if start == self.start:
+            self.begun.append(start)
+            is_first = len(self.begun) == 1
+            assert self.go.wait(TIMEOUT_S)
+            if is_first and self.fault is not None:
+                raise self.fault
+        return self._read(reader, start, stop, message)
+
+
+def test_a_slow_read_for_one_follower_delays_no_heartbeat_and_no_ack_of_another_one(
+    trio: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowReads(monkeypatch)
+    first = trio.leader.write(1000)
+    for replica in (1, 2):
+        trio.wait_matched(first, replica)
+    trio.stop_follower(1)
+    end = trio.leader.write(1000)
+    trio.leader.sync()
+    trio.wait_matched(end, 2)
+    trio.followers[2].sync()
+    trio.wait_confirmed(end)
+
+    slow.begin(trio, first)
+    trio.start_follower(1)
+    try:
+        wait_until(lambda: slow.begun, "the read for the follower that lags")
+        end = trio.leader.write(1000)
+        trio.leader.sync()
+        trio.wait_matched(end, 2)
+        trio.followers[2].sync()
+        trio.wait_confirmed(end)
+        beat_ms = trio.leader.record.heartbeat_ms
+        wait_until(lambda: trio.leader.record.heartbeat_ms > beat_ms, "a heartbeat")
+        assert trio.followers[1].log.end == first
+    finally:
+        slow.go.set()
+    trio.wait_matched(end, 1)
+    assert trio.followers[1].bytes(end) == trio.leader.bytes(end)
+
+
+def test_damage_that_a_long_read_meets_is_noted_although_its_connection_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(tmp_path, limits=replace(LIMITS, silence_ms=300))
+    first = pair.leader.write(1000)
+    pair.wait_matched(first)
+    pair.stop_follower()
+    slow = SlowReads(monkeypatch)
+    slow.fault = Corrupt("cannot be read", offset=first)
+    end = pair.leader.write(1000)
+    slow.begin(pair, first)
+    pair.start_follower()
+    try:
+        wait_until(lambda: len(slow.begun) > 1, "the next connection reads the same bytes")
+        slow.go.set()
+        note = FailureFile(pair.leader.root, files=Files(), clock=Clock())
+        wait_until(lambda: note.damaged_at() == first, "a note")
+        pair.wait_matched(end)
+    finally:
+        slow.go.set()
+        pair.close()
+
+
+def test_the_heartbeat_goes_on_while_the_service_itself_reads(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.wait_matched(pair.leader.write(1000))
+    read = LogReader.read
+    were_blocking = []
+
+    def note(reader: LogReader, *args):
+        if threading.current_thread().name != "raymq-replica-send":
+            were_blocking.append(pair.replicator._satellite.blocking_call.active)
+        return read(reader, *args)
+
+    monkeypatch.setattr(follower_stream, "CACHED_MS", 0)
+    monkeypatch.setattr(LogReader, "read", note)
+
+    def has_read_itself() -> bool:
+        pair.wait_matched(pair.leader.write(1000))
+        return bool(were_blocking)
+
+    wait_until(has_read_itself, "bytes that have just come are read at once")
+    assert all(were_blocking)
+
+
+def test_a_read_under_way_closes_its_file_when_the_reader_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Files()
+    (tmp_path / f"{0:020d}").write_bytes(b"bytes of the log")
+    reader = LogReader(tmp_path, 4096, files=files)
+    opened, closed = [], []
+    open_file, close, read_range = files.open_file, files.close, files.read_range
+
+    def note_open(*args, **options):
+        opened.append(open_file(*args, **options))
+        return opened[-1]
+
+    def note_close(fd: int) -> None:
+        close(fd)
+        closed.append(fd)
+
+    def read_while_it_is_closed(*args, **options):
+        reader.close()
+        assert not closed
+        return read_range(*args, **options)
+
+    monkeypatch.setattr(files, "open_file", note_open)
+    monkeypatch.setattr(files, "close", note_close)
+    monkeypatch.setattr(files, "read_range", read_while_it_is_closed)
+    assert reader.read(0, 5, Hello(0, 0)) == b"bytes"
+    assert opened == closed
 
 
 def test_bytes_that_change_on_the_way_are_refused_and_never_stored(pair):

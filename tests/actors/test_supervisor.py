@@ -20,9 +20,10 @@ from raymq.actors.satellites.service import (
 )
 from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.wakeup import wakeup_directory
+from raymq.actors.supervise.lease import Lease
 from raymq.actors.supervise.supervisor import STALE_MS, Supervisor
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, Rejected
+from raymq.store.base.errors import Bug, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.promise import Ends
 from tests.support.waiting import until
@@ -470,6 +471,27 @@ def test_revoking_kills_and_suspends_the_lease_until_begin(make_replica: MakeRep
     replica.supervisor.begin(appended=1000, synced=1000, confirmed=1000)
     replica.await_grant_of(successor)
     assert replica.supervisor.progress().ends.synced == 1000
+    replica.put(500)
+    replica.await_synced()
+
+
+def test_a_flusher_that_did_not_leave_in_time_for_a_cut_has_a_successor_without_begin(
+    make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+):
+    replica = make_replica()
+    child = replica.spawn()
+    replica.await_grant_of(child)
+    replica.put(3000)
+    replica.await_synced()
+
+    with monkeypatch.context() as patch:
+        # As while it is in a call of a disk that hangs.
+        patch.setattr(Lease, "wait_vacant", lambda *_: False)
+        with pytest.raises(Unavailable, match="did not end"):
+            replica.supervisor.revoke_all()
+    replica.put(500)
+    replica.await_grant_of(replica.spawn())
+    assert replica.supervisor.progress().ends.synced == 3500
     replica.put(500)
     replica.await_synced()
 
