@@ -166,11 +166,12 @@ def write_staged(
     write_id: str,
     found: dict[str, SinkTopic] | None = None,
     *,
-    takes_other_rows: bool = False,
+    is_batch: bool = False,
 ) -> WriteResult:
     """Let the tasks stage their rows, and commit what the attempts that ended have staged.
 
-    Args: `found`: the topics, if they are checked already. `takes_other_rows`: as of `Committer.commit`.
+    Args: `found`: the topics, if they are checked already. `is_batch`: the write is a batch of a stream, which may have
+    other rows when it is repeated, and must go to the same topic.
     """
     if found is None:
         found = _checked_targets(df, while_away(cluster.topics), topic)
@@ -178,7 +179,8 @@ def write_staged(
     texts = [json.loads(row[0]) for row in collect(df.mapInArrow(task, "staged string"))]
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
     committer = Committer(Routes.of(cluster))
-    done = committer.commit(write_id, staged, takes_other_rows=takes_other_rows)
+    sink_topic = (topic or "") if is_batch else None
+    done = committer.commit(write_id, staged, takes_other_rows=is_batch, topic=sink_topic)
     return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
 
 

@@ -355,6 +355,34 @@ def test_a_query_of_spark_with_a_checkpoint_stores_each_row_once_when_a_batch_is
     assert values(read(spark, cluster, "sunk")) == list(range(200))
 
 
+def test_a_second_sink_of_a_query_needs_a_name_of_its_own(place, tmp_path):
+    cluster, spark = place
+    for topic in ("evens", "odds"):
+        cluster.create_topic(topic, queues=1)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.txt").write_text("\n".join(map(str, range(20))))
+
+    def run(evens, odds):
+        def split(frame, batch_id):
+            evens(frame.where("value % 2 = 0"), batch_id)
+            odds(frame.where("value % 2 = 1"), batch_id)
+
+        frame = spark.readStream.schema("value string").text(str(tmp_path / "source"))
+        writer = frame.writeStream.foreachBatch(split).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    evens = stream_sink(cluster, topic="evens")
+    with pytest.raises(Exception, match="by a sink to another topic"):
+        run(evens, stream_sink(cluster, topic="odds"))
+    run(evens, stream_sink(cluster, topic="odds", query="odds-1"))
+    assert values(read(spark, cluster, "evens")) == list(range(0, 20, 2))
+    assert values(read(spark, cluster, "odds")) == list(range(1, 20, 2))
+
+
 def test_a_stream_from_topic_to_topic_stores_each_row_once_when_a_batch_is_repeated(
     place, tmp_path
 ):
