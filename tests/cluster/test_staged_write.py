@@ -118,6 +118,25 @@ def test_rows_of_many_queues_come_in_one_batch_and_each_queue_has_one_range(
     }
 
 
+def test_a_batch_has_rows_of_a_queue_in_one_piece_only(
+    shard: ServedShard, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_writer, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(staged_writer, "BATCH_BYTES", 2048)
+    sizes = [10, 500, 5, 5, 500, 10]
+    with StagedWriter(Routes.of(shard.cluster)) as writer:
+        for queue in range(3):
+            first = 10_000 * queue
+            for size in sizes:
+                writer.write(topic, queue, columns(list(range(first, first + size))))
+                first += size
+        staged = writer.finish()
+        for batch in writer._sent:
+            places = [(rows.topic, rows.queue_id) for rows in batch.rows]
+            assert len(set(places)) == len(places)
+    assert Committer(Routes.of(shard.cluster)).commit(topic, staged).rows == 3 * sum(sizes)
+
+
 def test_attempts_that_stage_side_by_side_keep_their_rows_apart(
     shard: ServedShard, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
