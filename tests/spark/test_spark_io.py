@@ -145,6 +145,52 @@ def test_a_plan_that_differs_between_attempts_is_refused(place):
     assert write(shuffled, cluster, topic="refused", sort_by=["value"]).rows == 10
 
 
+def test_a_direct_write_takes_plans_whose_order_is_fixed_and_no_others(place):
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    cluster, spark = place
+    cluster.create_topic("plans", queues=1)
+    rows = spark.range(0, 20, 1, 2).selectExpr("cast(id as string) as value", "id % 3 as c")
+    other = rows.selectExpr("value", "c as d")
+    window = Window.partitionBy("c").orderBy("c")
+
+    def passed_on(batches):
+        yield from batches
+
+    fixed = {
+        "narrow": rows.where("c > 0").selectExpr("explode(array(value, value)) as value"),
+        "broadcast join": rows.join(f.broadcast(other), "value"),
+        "union": rows.union(rows).coalesce(1).limit(5),
+        "python": rows.mapInArrow(passed_on, "value string, c long"),
+        "cached": rows.where("c < 2").cache(),
+        "checkpoint": rows.repartition(3).localCheckpoint(),
+        "list": spark.createDataFrame([("x",), ("y",)], "value string"),
+    }
+    for name, frame in fixed.items():
+        sent = frame.select("value")
+        assert write(sent, cluster, topic="plans").rows == sent.count(), name
+
+    in_any_order = [
+        ("SortMergeJoin", rows.hint("merge").join(other, "value")),
+        ("Window", rows.select(f.concat("value", f.row_number().over(window)))),
+        ("Sort", rows.orderBy("c")),
+        ("TakeOrderedAndProject", rows.orderBy("c").limit(5)),
+        ("ShuffleExchange", rows.limit(5)),
+        ("ShuffleExchange", rows.repartition(2).union(rows)),
+        ("ShuffleExchange", rows.orderBy("c").union(rows.repartition(2))),
+        ("ShuffleExchange", rows.repartition(2, "c").cache()),
+        ("ShuffleExchange", rows.join(f.broadcast(other.repartition(2)), "value")),
+        ("RDDScan", spark.createDataFrame(rows.rdd.map(tuple).repartition(2), rows.schema)),
+    ]
+    for kind, frame in in_any_order:
+        with pytest.raises(Rejected, match="sort_by=.*delivery='staged'") as caught:
+            write(frame.toDF("value", *frame.columns[1:]).select("value"), cluster, topic="plans")
+        assert (caught.value.field, caught.value.found) == ("plan", kind)
+    frame = rows.orderBy("c").select("value")
+    assert write(frame, cluster, topic="plans", sort_by=["value"]).rows == 20
+
+
 def test_a_staged_write_of_a_shuffled_plan_with_rand_stores_every_row_once(place, tmp_path):
     from pyspark.sql import functions as f
 
