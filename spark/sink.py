@@ -31,7 +31,7 @@ from .row_order import check_row_order
 from .sink_columns import SinkTopic, by_queue, check_columns, check_direct, targets
 from .sink_options import DELIVERIES, Delivery
 from .task_batches import partition_of_task, without_empty
-from .task_errors import collect
+from .task_errors import collect, partitions_of
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -97,8 +97,8 @@ def write(
         cluster: the cluster to write to.
         topic: an existing topic. None (default): the column `topic` names that of each row, with delivery="staged".
         writeId: the name of this write. Repeated with the same rows under the same name, even by another program, it
-            stores only rows that are missing. It uses the queues that the topic had at its first run. None (default)
-            makes a new name.
+            stores only rows that are missing. It uses the queues that the topic had at its first run, and with
+            delivery="direct" it needs the number of partitions of that run. None (default) makes a new name.
         sort_by: columns that order the rows of each partition without ties, for plans with a shuffle, a sort or a
             window. The caller vouches that there are no ties, and that each attempt has the same rows. Costs a sort.
         acks: "quorum" (default) or "leader", as for `raymq.Producer`. A staged write is always "quorum", and a task of
@@ -118,7 +118,8 @@ def write(
 
     Raises:
         Rejected: columns are missing or wrong, or the plan is not deterministic. An earlier write of the same name had
-            other rows. From a task: a value that the topic does not take, or a queue out of range.
+            other rows, or another number of partitions. From a task: a value that the topic does not take, or a queue
+            out of range.
         Unavailable: the cluster does not answer.
 
     An error of a task comes after the last of Spark's tries. Spark's own error, with its traces, is its cause.
@@ -144,6 +145,8 @@ def write(
     if not sort_by:
         # The plan of the rows that are sent: some operators, as limit(), have another plan at the end of a frame.
         check_row_order(sent._jdf.queryExecution().executedPlan())
+    if writeId:
+        direct.keep_partitions(cluster, partitions_of(sent))
 
     rows = collect(sent)
     receipts = tuple(QueueReceipt(*row) for row in rows)

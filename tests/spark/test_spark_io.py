@@ -107,6 +107,21 @@ def test_the_same_write_again_stores_nothing(place):
     assert cluster.describe_topic("again")["messages"] == 5_000
 
 
+def test_the_same_write_with_another_number_of_partitions_is_refused(place):
+    cluster, spark = place
+    cluster.create_topic("split", queues=2)
+    write(numbers(spark, 100, 4), cluster, topic="split", writeId="once")
+    for parts in (3, 5):
+        with pytest.raises(Rejected, match=f"had 4 partitions at its first run, and has {parts}"):
+            write(numbers(spark, 100, parts), cluster, topic="split", writeId="once", verify=False)
+    assert cluster.describe_topic("split")["messages"] == 100
+    # Spark chooses the number of partitions while it runs a plan with a shuffle.
+    for _ in range(2):
+        shuffled = numbers(spark, 100).groupBy("value").count().select("value")
+        last = write(shuffled, cluster, topic="split", writeId="by-value", sort_by=["value"])
+    assert (last.rows, last.duplicates) == (100, 100)
+
+
 def test_a_task_whose_worker_is_killed_in_the_middle_stores_every_row_once(place, tmp_path):
     cluster, spark = place
     cluster.create_topic("killed", queues=2)
