@@ -539,6 +539,21 @@ def test_the_example_in_a_docstring_runs(place, example):
     exec(compile(example.code, example.name, "exec"), {"cluster": cluster, "spark": spark})
 
 
+@pytest.mark.parametrize("configs", [{}, {"spark.driver.host": "10.0.0.5"}])
+def test_raydp_chooses_the_address_of_the_driver_unless_one_is_given(monkeypatch, configs):
+    import raydp
+
+    given = {}
+    monkeypatch.setattr(raydp, "init_spark", lambda *_, configs: given.update(configs))
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        # raydp_session sets it: so it is restored after the test.
+        monkeypatch.setenv(name, "python")
+    monkeypatch.setattr(spark_session, "use_java", lambda: None)
+    raydp_session("addressed", configs=configs)
+    addresses = ("spark.driver.host", "spark.driver.bindAddress")
+    assert {name: given[name] for name in addresses if name in given} == configs
+
+
 def test_without_java_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(spark_session, "_candidates", list)
     with pytest.raises(Unavailable, match="JDK 17"):
