@@ -19,6 +19,7 @@ Example:
 # session           Spark sessions: on Ray by RayDP, or in this process
 # sink              writes a DataFrame to a topic, each row once
 # direct_write      sends the rows of a task to their queues at once
+# row_order         whether a plan gives its rows in a fixed order
 # stored_rows       compares rows with those that an earlier attempt has stored
 # task_batches      the batches that a task of a write gets
 # task_errors       the error of RayMQ that ended a task

@@ -46,15 +46,17 @@ def stream_sink(
         topic: an existing topic. None (default): the column `topic` names that of each row. The columns are those of
             `write`.
         query: the first part of the names of the writes; None (default): the id of the query. Two sinks of one query
-            that write to the same cluster each need a name of their own, which stays across restarts. With a new
-            checkpoint batches begin at 0 again, so a name that was used before would drop them as repeated ones.
+            that write to the same cluster each need a name of their own, which stays across restarts. Without one the
+            second is refused if its topic is another, and its rows are dropped as repeated ones if it is the same. With
+            a new checkpoint batches begin at 0 again, so a name that was used before would drop them, too.
 
     Guarantees:
         When a batch is complete, a majority of the replicas has every row of it once.
 
     Raises:
-        From the function, and so from the query: Rejected for columns that do not fit or a checkpoint without `query`;
-        Unavailable if the cluster does not answer, and then the batch may be repeated.
+        From the function, and so from the query: Rejected for columns that do not fit, for a thread without the id of
+        a query if `query` is missing, and for a batch whose name a sink to another topic has used; Unavailable if the
+        cluster does not answer, and then the batch may be repeated.
     """
 
     def write_batch(frame: Any, batch_id: int) -> None:
@@ -62,6 +64,6 @@ def stream_sink(
         if not name:
             message = "the thread of this batch has no id of a query; give the sink a name: query="
             raise Rejected(message, field="query", limit="a name that stays across restarts")
-        write_staged(frame, cluster, topic, f"{name}/{batch_id}", takes_other_rows=True)
+        write_staged(frame, cluster, topic, f"{name}/{batch_id}", is_batch=True)
 
     return write_batch

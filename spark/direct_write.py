@@ -22,9 +22,12 @@ from raymq.cluster.messages.queue_split import numbered
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt
 from raymq.cluster.produce.send_future import BatchFuture
+from raymq.cluster.staged.committer import DECIDING_SHARD
+from raymq.cluster.staged.write_commit import StagedRows, WriteDecision
 from raymq.cluster.transport.away import while_away
 from raymq.cluster.transport.routes import Routes
-from raymq.store.base.errors import Fenced
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Fenced, Rejected
 from raymq.store.config.promise import Acks
 
 from .sink_columns import SinkTopic, by_queue
@@ -58,6 +61,30 @@ class DirectWrite(NamedTuple):
     acks: Acks
     #: whether rows that an earlier attempt or run has stored are compared
     verify: bool
+
+    def keep_partitions(self, cluster: Cluster, partitions: int) -> None:
+        """Keep the number of partitions of this write durably, or compare it with that of the first run.
+
+        Each partition is a producer of its own. With another number of them rows would be in other partitions, and
+        stored twice. Shard 0 keeps the number as a decision, of which the first one counts.
+        Raises: Rejected for another number than that of the first run.
+        """
+        name = f"{self.topic}/{self.write_id}/partitions"
+        own = WriteDecision(name, StagedRows((), 0, Clock().now_ms())).to_json()
+        decision = {**own, "partitions": partitions}
+        arguments = {"decision": decision}
+        counted = while_away(lambda: cluster.call(DECIDING_SHARD, "decide_write", arguments))
+        first = counted["decision"].get("partitions")
+        if first != partitions:
+            raise Rejected(
+                f"write {self.write_id} to {self.topic} had {first} partitions at its first run, and has {partitions} "
+                "now, so that its rows would be stored twice. Use the same number of partitions: repartition or "
+                "coalesce, or the same spark.default.parallelism for files and ranges. A new write with "
+                "delivery='staged' may be repeated with any number",
+                field="writeId",
+                limit=first,
+                found=partitions,
+            )
 
     def send(
         self, cluster: Cluster, partition: int, batches: Iterable[pa.RecordBatch]

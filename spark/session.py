@@ -20,11 +20,12 @@ _OPENED = (
 JAVA_OPTIONS = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED.split())
 #: options of every session
 _OPTIONS = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
 }
+#: options of a session whose tasks run on this machine. On Ray other nodes must reach the driver: RayDP gives it the
+#: address of its node if no address is set
+_LOCAL_OPTIONS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def java_home() -> Path:
@@ -85,6 +86,8 @@ def raydp_session(
 ) -> Any:
     """A SparkSession on the Ray to which this process is connected. `raydp.stop_spark()` ends it.
 
+    The driver listens on the address that its node has in Ray, unless `configs` has another `spark.driver.host`.
+
     Args: `executors`, `cores`, `memory`: RayDP's, the last two of each executor. `configs`: further Spark options.
     Raises: Unavailable without Java 17.
     """
@@ -118,7 +121,7 @@ def local_session(
     import pyspark
     from pyspark.sql import SparkSession
 
-    options = dict(_OPTIONS)
+    options = {**_OPTIONS, **_LOCAL_OPTIONS}
     if pyspark.__version__.startswith("3."):
         use_java()
         options["spark.driver.extraJavaOptions"] = JAVA_OPTIONS

@@ -27,10 +27,11 @@ from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
 
 from .direct_write import DirectWrite, QueueReceipt
+from .row_order import check_row_order
 from .sink_columns import SinkTopic, by_queue, check_columns, check_direct, targets
 from .sink_options import DELIVERIES, Delivery
 from .task_batches import partition_of_task, without_empty
-from .task_errors import collect
+from .task_errors import collect, partitions_of
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
@@ -91,13 +92,15 @@ def write(
         ```
 
     Args:
-        df: the DataFrame. With delivery="direct" its plan must be deterministic.
+        df: the DataFrame. With delivery="direct" its plan must be deterministic, and its partitions must have their
+            rows in a fixed order.
         cluster: the cluster to write to.
         topic: an existing topic. None (default): the column `topic` names that of each row, with delivery="staged".
         writeId: the name of this write. Repeated with the same rows under the same name, even by another program, it
-            stores only rows that are missing. It uses the queues that the topic had at its first run. None (default)
-            makes a new name.
-        sort_by: columns that order the rows of each partition without ties, for plans with a shuffle. Costs a sort.
+            stores only rows that are missing. It uses the queues that the topic had at its first run, and with
+            delivery="direct" it needs the number of partitions of that run. None (default) makes a new name.
+        sort_by: columns that order the rows of each partition without ties, for plans with a shuffle, a sort or a
+            window. The caller vouches that there are no ties, and that each attempt has the same rows. Costs a sort.
         acks: "quorum" (default) or "leader", as for `raymq.Producer`. A staged write is always "quorum", and a task of
             a direct one needs a quorum to begin.
         delivery: "direct" (default) sends rows to their queues at once, and readers see them while the write runs.
@@ -115,7 +118,8 @@ def write(
 
     Raises:
         Rejected: columns are missing or wrong, or the plan is not deterministic. An earlier write of the same name had
-            other rows. From a task: a value that the topic does not take, or a queue out of range.
+            other rows, or another number of partitions. From a task: a value that the topic does not take, or a queue
+            out of range.
         Unavailable: the cluster does not answer.
 
     An error of a task comes after the last of Spark's tries. Spark's own error, with its traces, is its cause.
@@ -135,10 +139,16 @@ def write(
 
     if sort_by:
         df = df.sortWithinPartitions(*sort_by)
-    _refuse_unstable(df, sorted_here=bool(sort_by))
-
     direct = DirectWrite(topic, write_id, topics[topic], acks, verify)
-    rows = collect(df.mapInArrow(_task(cluster, direct), RECEIPT_SCHEMA))
+    sent = df.mapInArrow(_task(cluster, direct), RECEIPT_SCHEMA)
+    _refuse_random(df)
+    if not sort_by:
+        # The plan of the rows that are sent: some operators, as limit(), have another plan at the end of a frame.
+        check_row_order(sent._jdf.queryExecution().executedPlan())
+    if writeId:
+        direct.keep_partitions(cluster, partitions_of(sent))
+
+    rows = collect(sent)
     receipts = tuple(QueueReceipt(*row) for row in rows)
     return WriteResult(
         topic,
@@ -166,11 +176,12 @@ def write_staged(
     write_id: str,
     found: dict[str, SinkTopic] | None = None,
     *,
-    takes_other_rows: bool = False,
+    is_batch: bool = False,
 ) -> WriteResult:
     """Let the tasks stage their rows, and commit what the attempts that ended have staged.
 
-    Args: `found`: the topics, if they are checked already. `takes_other_rows`: as of `Committer.commit`.
+    Args: `found`: the topics, if they are checked already. `is_batch`: the write is a batch of a stream, which may have
+    other rows when it is repeated, and must go to the same topic.
     """
     if found is None:
         found = _checked_targets(df, while_away(cluster.topics), topic)
@@ -178,7 +189,8 @@ def write_staged(
     texts = [json.loads(row[0]) for row in collect(df.mapInArrow(task, "staged string"))]
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
     committer = Committer(Routes.of(cluster))
-    done = committer.commit(write_id, staged, takes_other_rows=takes_other_rows)
+    sink_topic = (topic or "") if is_batch else None
+    done = committer.commit(write_id, staged, takes_other_rows=is_batch, topic=sink_topic)
     return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
 
 
@@ -201,29 +213,14 @@ def _staging_task(
     return work
 
 
-def _refuse_unstable(df: Any, *, sorted_here: bool) -> None:
-    """Refuse a plan whose retried tasks could see other rows, or another order. Raises: Rejected."""
-    execution = df._jdf.queryExecution()
-    if not execution.analyzed().deterministic():
+def _refuse_random(df: Any) -> None:
+    """Refuse a plan whose retried tasks would see other rows. Raises: Rejected."""
+    if not df._jdf.queryExecution().analyzed().deterministic():
         message = (
             "the DataFrame's plan is not deterministic (rand(), uuid(), monotonically_increasing_id()...): a retried "
             "task would write other rows. Use delivery='staged'."
         )
         raise Rejected(message, field="plan", limit="deterministic")
-
-    plan = execution.executedPlan().toString()
-    lines = [line.strip(" +-:*()0123456789") for line in plan.splitlines()]
-    operators = [line.split(" ")[0].split("(")[0] for line in lines if line]
-
-    for operator in operators:
-        if operator == "Sort":
-            return
-        if operator.endswith("Exchange") and not sorted_here:
-            message = (
-                "a shuffle orders the rows, differently in each attempt: give sort_by=[columns that order the rows "
-                "without ties]"
-            )
-            raise Rejected(message, field="plan", limit="a fixed row order")
 
 
 def _task(cluster: Cluster, direct: DirectWrite) -> Callable[[Batches], Batches]:

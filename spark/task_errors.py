@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from raymq.store.base import errors
@@ -15,14 +16,26 @@ def collect(frame: Any) -> list[Any]:
 
     Raises: the error of RayMQ that ended a task, from Spark's. It has the text, and no fields. Other errors of Spark.
     """
+    rows: list[Any] = _asked(frame.collect)
+    return rows
+
+
+def partitions_of(frame: Any) -> int:
+    """How many partitions a frame has when it is collected afterwards. Spark runs all stages but the last for it.
+
+    Spark may choose another number each time it plans, and plans a frame once. Raises: as `collect`.
+    """
+    return int(_asked(lambda: frame._jdf.queryExecution().toRdd().getNumPartitions()))
+
+
+def _asked(call: Callable[[], Any]) -> Any:
     try:
-        rows: list[Any] = frame.collect()
+        return call()
     except Exception as error:
         found = error_in(str(error))
         if found is None:
             raise
         raise found from error
-    return rows
 
 
 def error_in(text: str) -> errors.RayMQError | None:

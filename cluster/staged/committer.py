@@ -61,20 +61,27 @@ class Committer:
         )
 
     def commit(
-        self, write_id: str, staged: StagedRows, *, takes_other_rows: bool = False
+        self,
+        write_id: str,
+        staged: StagedRows,
+        *,
+        takes_other_rows: bool = False,
+        topic: str | None = None,
     ) -> CommitResult:
         """Publish staged rows, or those of the first commit of this write.
 
         A call that raised, or whose process ended, may be repeated, also by another process with rows of its own.
 
         Args: `takes_other_rows`: the rows of the first commit may be others. Then they count, and these are dropped.
-        Raises: Rejected when the write was committed with other rows, all of which are published then; when it comes
-        too late, or has too many ranges. OffsetOutOfRange when rows were deleted before they were published; the last
-        error of a shard that does not answer for `timeout_s`.
+        `topic`: the topic of a stream's sink, which the first commit must have, too; "": each row names its own.
+        Raises: Rejected when the write was committed with other rows, or by a sink to another topic. All rows of the
+        first commit are published then. Rejected also when it comes too late, or has too many ranges. OffsetOutOfRange
+        when rows were deleted before they were published; the last error of a shard that does not answer for
+        `timeout_s`.
         """
         if not staged.rows:
             staged = staged._replace(staged_ms=self._clock.now_ms())
-        own = WriteDecision(write_id, staged)
+        own = WriteDecision(write_id, staged, topic)
         _check_size(own)
         machine = WriteCommit(own)
         self._stopped.clear()
@@ -95,6 +102,13 @@ class Committer:
 
         require(machine.decision is not None, "a commit ends decided", write_id=write_id)
         counted = machine.decision.staged  # type: ignore[union-attr]
+        if not machine.has_same_topic:
+            raise Rejected(
+                f"write {write_id} was committed before by a sink to another topic: these {staged.rows} rows are not "
+                "stored. Give this sink a name that stays across restarts: query=",
+                field="query",
+                limit="a name for each sink of a query",
+            )
         if not machine.has_same_rows and not takes_other_rows:
             raise Rejected(
                 f"write {write_id} was committed before with {counted.rows} other rows, which are published; these "

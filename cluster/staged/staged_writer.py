@@ -57,14 +57,11 @@ class _Buffer:
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> int:
         """Keep a batch. Returns: its bytes."""
-        size = batch_bytes(batch)
         self.batches.append(batch)
-        self.bytes += size
-        return size
+        return batch_bytes(batch)
 
     def joined(self) -> Iterator[pa.RecordBatch]:
         """The rows in few batches, of up to `PIECE_BYTES` or one that was added."""
@@ -123,18 +120,19 @@ class StagedWriter:
         open_batch: tuple[list[_Rows], list[pa.RecordBatch]] = ([], [])
         open_shard, size = -1, 0
         for (shard, topic, queue_id), buffer in sorted(buffers.items()):
-            if open_batch[0] and (shard != open_shard or size + buffer.bytes > BATCH_BYTES):
-                self._send(open_shard, *open_batch)
-                open_batch, size = ([], []), 0
             for batch in buffer.joined():
+                # Two pieces of one queue have more than PIECE_BYTES, so they are in different batches. In one batch
+                # their ranges would overlap if the log appended it in several parts, and could not be published.
+                is_full = size + batch_bytes(batch) > BATCH_BYTES
+                if open_batch[0] and (shard != open_shard or is_full):
+                    self._send(open_shard, *open_batch)
+                    open_batch, size = ([], []), 0
+
                 with np.errstate(over="ignore"):
                     self._fingerprint += fingerprint(topic, batch)
                 open_batch[0].append(_Rows(topic, queue_id, batch.num_rows))
                 open_batch[1].append(_with_target(topic, queue_id, batch))
                 open_shard, size = shard, size + batch_bytes(batch)
-                if size > BATCH_BYTES:
-                    self._send(open_shard, *open_batch)
-                    open_batch, size = ([], []), 0
         if open_batch[0]:
             self._send(open_shard, *open_batch)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.services.staged_rows import StagedRange
 
 _MASK = (1 << 64) - 1
@@ -82,15 +83,18 @@ class WriteDecision(NamedTuple):
 
     write_id: str
     staged: StagedRows
+    #: the topic of a stream's sink, "": each row names its own; None: unknown, or not of a stream's sink
+    topic: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON value that a shard keeps."""
-        return {"write_id": self.write_id, **self.staged.to_json()}
+        topic = {} if self.topic is None else {"topic": self.topic}
+        return {"write_id": self.write_id, **topic, **self.staged.to_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WriteDecision:
         """The decision that a shard returned."""
-        return cls(value["write_id"], StagedRows.from_json(value))
+        return cls(value["write_id"], StagedRows.from_json(value), value.get("topic"))
 
 
 # --- effects and events ---------------------------------------------------------------------------
@@ -163,3 +167,14 @@ class WriteCommit:
             return False
         own, counted = self._own.staged, self.decision.staged
         return (own.rows, own.fingerprint) == (counted.rows, counted.fingerprint)
+
+    @property
+    def has_same_topic(self) -> bool:
+        """Whether the decision that counts is of a sink to the same topic, as far as it says."""
+        if self.decision is None or self._own.topic is None:
+            return True
+        if self.decision.topic is not None:
+            return self.decision.topic == self._own.topic
+        # Decisions of earlier versions have no topic of their own.
+        topics = {part.topic for part in self.decision.staged.parts} - {TIMER_TOPIC}
+        return not self._own.topic or topics <= {self._own.topic}

@@ -118,6 +118,25 @@ def test_rows_of_many_queues_come_in_one_batch_and_each_queue_has_one_range(
     }
 
 
+def test_a_batch_has_rows_of_a_queue_in_one_piece_only(
+    shard: ServedShard, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_writer, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(staged_writer, "BATCH_BYTES", 2048)
+    sizes = [10, 500, 5, 5, 500, 10]
+    with StagedWriter(Routes.of(shard.cluster)) as writer:
+        for queue in range(3):
+            first = 10_000 * queue
+            for size in sizes:
+                writer.write(topic, queue, columns(list(range(first, first + size))))
+                first += size
+        staged = writer.finish()
+        for batch in writer._sent:
+            places = [(rows.topic, rows.queue_id) for rows in batch.rows]
+            assert len(set(places)) == len(places)
+    assert Committer(Routes.of(shard.cluster)).commit(topic, staged).rows == 3 * sum(sizes)
+
+
 def test_attempts_that_stage_side_by_side_keep_their_rows_apart(
     shard: ServedShard, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +168,38 @@ def test_other_rows_under_the_same_write_id_are_refused(shard: ServedShard, topi
         == 10
     )
     assert committer.commit(f"{topic}/2", StagedRows.joined([])).rows == 0
+
+
+def test_a_batch_that_a_sink_to_another_topic_has_written_is_refused(
+    shard: ServedShard, topic: str
+) -> None:
+    shard.cluster.create_topic(f"{topic}-other", queues=3)
+
+    def commit(name: str, sink_topic: str | None, rows: range, target: str = topic) -> int:
+        committer = Committer(Routes.of(shard.cluster))
+        staged = stage(shard, target, rows)
+        return committer.commit(
+            f"{topic}/{name}", staged, takes_other_rows=True, topic=sink_topic
+        ).rows
+
+    assert commit("0", topic, range(10)) == 10
+    assert commit("0", topic, range(5)) == 10
+    for given in (f"{topic}-other", ""):
+        with pytest.raises(Rejected, match="by a sink to another topic: .* query=") as refused:
+            commit("0", given, range(10, 20), f"{topic}-other")
+        assert refused.value.field == "query"
+    # A batch without rows names its topic, too.
+    assert commit("1", topic, range(0)) == 0
+    with pytest.raises(Rejected, match="by a sink to another topic"):
+        commit("1", f"{topic}-other", range(10), f"{topic}-other")
+    # The decision of an earlier version has no topic but those of its rows.
+    assert commit("2", None, range(10, 20)) == 10
+    assert commit("2", topic, range(5)) == 10
+    assert commit("2", "", range(5)) == 10
+    with pytest.raises(Rejected, match="by a sink to another topic"):
+        commit("2", f"{topic}-other", range(5), f"{topic}-other")
+    check_rows(shard, topic, range(20))
+    assert found(shard, f"{topic}-other") == []
 
 
 class EndingRoutes:

@@ -205,6 +205,22 @@ def test_writes_of_one_name_to_two_topics_do_not_meet(shard: ServedShard) -> Non
     assert shard.cluster.describe_topic("others")["messages"] == 50
 
 
+def test_a_write_keeps_the_number_of_its_partitions(tmp_path: Path) -> None:
+    with ServedShard(tmp_path) as shard:
+        shard.start_flusher()
+        write = direct(shard)
+        for _ in range(2):
+            write.keep_partitions(shard.cluster, 4)
+        with pytest.raises(
+            Rejected, match="had 4 partitions at its first run, and has 5"
+        ) as refused:
+            write.keep_partitions(shard.cluster, 5)
+        assert (refused.value.field, refused.value.limit) == ("writeId", 4)
+        # Another write, and one of the same name to another topic, have numbers of their own.
+        write._replace(write_id="v").keep_partitions(shard.cluster, 5)
+        write._replace(topic="others").keep_partitions(shard.cluster, 5)
+
+
 def test_producer_ids_depend_on_topic_write_partition_and_queues_only() -> None:
     places = [
         ("t", "w", 1, 2),

@@ -107,6 +107,21 @@ def test_the_same_write_again_stores_nothing(place):
     assert cluster.describe_topic("again")["messages"] == 5_000
 
 
+def test_the_same_write_with_another_number_of_partitions_is_refused(place):
+    cluster, spark = place
+    cluster.create_topic("split", queues=2)
+    write(numbers(spark, 100, 4), cluster, topic="split", writeId="once")
+    for parts in (3, 5):
+        with pytest.raises(Rejected, match=f"had 4 partitions at its first run, and has {parts}"):
+            write(numbers(spark, 100, parts), cluster, topic="split", writeId="once", verify=False)
+    assert cluster.describe_topic("split")["messages"] == 100
+    # Spark chooses the number of partitions while it runs a plan with a shuffle.
+    for _ in range(2):
+        shuffled = numbers(spark, 100).groupBy("value").count().select("value")
+        last = write(shuffled, cluster, topic="split", writeId="by-value", sort_by=["value"])
+    assert (last.rows, last.duplicates) == (100, 100)
+
+
 def test_a_task_whose_worker_is_killed_in_the_middle_stores_every_row_once(place, tmp_path):
     cluster, spark = place
     cluster.create_topic("killed", queues=2)
@@ -143,6 +158,52 @@ def test_a_plan_that_differs_between_attempts_is_refused(place):
     with pytest.raises(Rejected, match="sort_by"):
         write(shuffled, cluster, topic="refused")
     assert write(shuffled, cluster, topic="refused", sort_by=["value"]).rows == 10
+
+
+def test_a_direct_write_takes_plans_whose_order_is_fixed_and_no_others(place):
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    cluster, spark = place
+    cluster.create_topic("plans", queues=1)
+    rows = spark.range(0, 20, 1, 2).selectExpr("cast(id as string) as value", "id % 3 as c")
+    other = rows.selectExpr("value", "c as d")
+    window = Window.partitionBy("c").orderBy("c")
+
+    def passed_on(batches):
+        yield from batches
+
+    fixed = {
+        "narrow": rows.where("c > 0").selectExpr("explode(array(value, value)) as value"),
+        "broadcast join": rows.join(f.broadcast(other), "value"),
+        "union": rows.union(rows).coalesce(1).limit(5),
+        "python": rows.mapInArrow(passed_on, "value string, c long"),
+        "cached": rows.where("c < 2").cache(),
+        "checkpoint": rows.repartition(3).localCheckpoint(),
+        "list": spark.createDataFrame([("x",), ("y",)], "value string"),
+    }
+    for name, frame in fixed.items():
+        sent = frame.select("value")
+        assert write(sent, cluster, topic="plans").rows == sent.count(), name
+
+    in_any_order = [
+        ("SortMergeJoin", rows.hint("merge").join(other, "value")),
+        ("Window", rows.select(f.concat("value", f.row_number().over(window)))),
+        ("Sort", rows.orderBy("c")),
+        ("TakeOrderedAndProject", rows.orderBy("c").limit(5)),
+        ("ShuffleExchange", rows.limit(5)),
+        ("ShuffleExchange", rows.repartition(2).union(rows)),
+        ("ShuffleExchange", rows.orderBy("c").union(rows.repartition(2))),
+        ("ShuffleExchange", rows.repartition(2, "c").cache()),
+        ("ShuffleExchange", rows.join(f.broadcast(other.repartition(2)), "value")),
+        ("RDDScan", spark.createDataFrame(rows.rdd.map(tuple).repartition(2), rows.schema)),
+    ]
+    for kind, frame in in_any_order:
+        with pytest.raises(Rejected, match="sort_by=.*delivery='staged'") as caught:
+            write(frame.toDF("value", *frame.columns[1:]).select("value"), cluster, topic="plans")
+        assert (caught.value.field, caught.value.found) == ("plan", kind)
+    frame = rows.orderBy("c").select("value")
+    assert write(frame, cluster, topic="plans", sort_by=["value"]).rows == 20
 
 
 def test_a_staged_write_of_a_shuffled_plan_with_rand_stores_every_row_once(place, tmp_path):
@@ -355,6 +416,34 @@ def test_a_query_of_spark_with_a_checkpoint_stores_each_row_once_when_a_batch_is
     assert values(read(spark, cluster, "sunk")) == list(range(200))
 
 
+def test_a_second_sink_of_a_query_needs_a_name_of_its_own(place, tmp_path):
+    cluster, spark = place
+    for topic in ("evens", "odds"):
+        cluster.create_topic(topic, queues=1)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.txt").write_text("\n".join(map(str, range(20))))
+
+    def run(evens, odds):
+        def split(frame, batch_id):
+            evens(frame.where("value % 2 = 0"), batch_id)
+            odds(frame.where("value % 2 = 1"), batch_id)
+
+        frame = spark.readStream.schema("value string").text(str(tmp_path / "source"))
+        writer = frame.writeStream.foreachBatch(split).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    evens = stream_sink(cluster, topic="evens")
+    with pytest.raises(Exception, match="by a sink to another topic"):
+        run(evens, stream_sink(cluster, topic="odds"))
+    run(evens, stream_sink(cluster, topic="odds", query="odds-1"))
+    assert values(read(spark, cluster, "evens")) == list(range(0, 20, 2))
+    assert values(read(spark, cluster, "odds")) == list(range(1, 20, 2))
+
+
 def test_a_stream_from_topic_to_topic_stores_each_row_once_when_a_batch_is_repeated(
     place, tmp_path
 ):
@@ -448,6 +537,21 @@ def test_a_stream_that_begins_at_the_end_keeps_its_beginning(place, tmp_path):
 def test_the_example_in_a_docstring_runs(place, example):
     cluster, spark = place
     exec(compile(example.code, example.name, "exec"), {"cluster": cluster, "spark": spark})
+
+
+@pytest.mark.parametrize("configs", [{}, {"spark.driver.host": "10.0.0.5"}])
+def test_raydp_chooses_the_address_of_the_driver_unless_one_is_given(monkeypatch, configs):
+    import raydp
+
+    given = {}
+    monkeypatch.setattr(raydp, "init_spark", lambda *_, configs: given.update(configs))
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        # raydp_session sets it: so it is restored after the test.
+        monkeypatch.setenv(name, "python")
+    monkeypatch.setattr(spark_session, "use_java", lambda: None)
+    raydp_session("addressed", configs=configs)
+    addresses = ("spark.driver.host", "spark.driver.bindAddress")
+    assert {name: given[name] for name in addresses if name in given} == configs
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch):
