@@ -719,6 +719,47 @@ def test_a_json_line_that_is_not_a_message_is_refused(line: bytes, terminal: Ter
     assert "line 1 is not a message" in terminal.err
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("index_keys", "order-1", "a list of texts"),
+        ("index_keys", [1], "a list of texts"),
+        ("queue_id", "0", "a whole number"),
+        ("queue_id", True, "a whole number"),
+        ("queue_id", -1, "a whole number"),
+        ("topic", 5, "a text"),
+        ("key", ["k"], "a text or a number"),
+        ("tag", 5, "a text"),
+        ("properties", {"a": 1}, "an object of texts"),
+        ("deliver_at_ms", "7", "a whole number"),
+    ],
+)
+def test_a_json_line_with_a_field_of_another_type_is_refused_and_nothing_of_it_is_sent(
+    terminal: Terminal, field: str, value: Any, wanted: str
+) -> None:
+    line = json.dumps({"body": "b", field: value}).encode()
+    assert terminal.run("produce", "t", "--input", "-", stdin=b'{"body": "a"}\n' + line) == 2
+    assert f"line 2 is not a message: {field} is {json.dumps(value)}" in terminal.err
+    assert wanted in terminal.err
+    assert terminal.cluster.fake_producer.sent == [("t", {"body": b"a"})]
+
+
+@pytest.mark.parametrize("changed", [{"queueId": "1"}, {"topic": 5}, {"props": ["p"]}])
+def test_a_line_of_store_dump_with_a_field_of_another_type_is_refused(
+    terminal: Terminal, changed: dict[str, Any]
+) -> None:
+    line = {"kind": "msg", "topic": "t", "queueId": 1, "body64": "/w==", "props": {}, **changed}
+    assert terminal.run("produce", "--input", "-", stdin=json.dumps(line).encode()) == 2
+    assert "line 1 is not a message" in terminal.err
+    assert terminal.cluster.fake_producer.sent == []
+
+
+def test_a_field_that_is_null_counts_as_missing(terminal: Terminal) -> None:
+    line = b'{"body": "x", "key": null, "index_keys": null, "queue_id": null, "tag": null}'
+    assert terminal.run("produce", "t", "--input", "-", stdin=line) == 0
+    assert terminal.cluster.fake_producer.sent == [("t", {"body": b"x"})]
+
+
 def test_a_message_that_was_not_stored_is_not_reported_as_sent(terminal: Terminal) -> None:
     terminal.cluster.fake_producer.failure = Unavailable("shard 0 is down")
     assert terminal.run("produce", "t", "--json", stdin=b"x\n") == 3
