@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,8 @@ def produce(options: argparse.Namespace, console: Console) -> int:
         return _put_back(options, console)
     if options.topic is None:
         raise Rejected("name a TOPIC: only lines of --input may name their own", field="topic")
+    if options.key_separator == "":
+        raise Rejected("--key-separator is empty; give a text or bytes", field="key_separator")
 
     sent = 0
     with cluster_of(options, console) as cluster, cluster.producer() as producer:
@@ -42,7 +45,8 @@ def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str,
     """The fields of one input line. Raises: Rejected naming the line."""
     if options.key_separator is None:
         return {"body": line}
-    key, found, body = line.partition(options.key_separator.encode())
+    # The bytes that the shell gave: they need not be text.
+    key, found, body = line.partition(os.fsencode(options.key_separator))
     if not found:
         message = f"line {number} has no separator {options.key_separator!r}"
         raise Rejected(message, field="key", row=number)

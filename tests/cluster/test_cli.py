@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -613,6 +614,17 @@ def test_each_line_is_a_body_byte_for_byte(terminal: Terminal) -> None:
 def test_a_separator_divides_key_and_body_once(terminal: Terminal) -> None:
     assert terminal.run("produce", "t", "--key-separator", "::", stdin=b"k::v::w\n") == 0
     assert terminal.cluster.fake_producer.sent == [("t", {"key": b"k", "body": b"v::w"})]
+
+
+def test_a_separator_may_be_bytes_that_are_not_text_but_not_empty(terminal: Terminal) -> None:
+    # What Python makes of an argument that is the byte ff.
+    separator = os.fsdecode(b"\xff")
+    assert terminal.run("produce", "t", "--key-separator", separator, stdin=b"k\xffv\n") == 0
+    assert terminal.cluster.fake_producer.sent == [("t", {"key": b"k", "body": b"v"})]
+    assert terminal.run("produce", "t", "--key-separator", separator, stdin=b"plain\n") == 2
+    assert "line 1 has no separator '\\udcff'" in terminal.err
+    assert terminal.run("produce", "t", "--key-separator", "", stdin=b"k\n") == 2
+    assert "--key-separator is empty" in terminal.err
 
 
 def test_a_line_without_the_separator_is_named_and_refused(terminal: Terminal) -> None:
