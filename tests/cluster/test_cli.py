@@ -894,6 +894,23 @@ def test_python_m_raymq_is_the_command_line() -> None:
     assert done.stdout.startswith(b"raymq ")
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-"])
+def test_a_command_runs_with_a_standard_stream_that_its_caller_has_closed(closed: str) -> None:
+    command = f'"$0" -m raymq grafana show {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) == (closed != "1>&-")
+
+
+def test_an_error_does_not_go_to_standard_output_if_standard_error_is_closed() -> None:
+    command = '"$0" -m raymq topic list -c raymq://127.0.0.1:1 2>&-'
+    env = {name: value for name, value in os.environ.items() if name != "RAYMQ_TOKEN"}
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, env=env, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
 def test_the_top_level_names_are_exactly_these_and_lazy() -> None:
     import raymq
 
