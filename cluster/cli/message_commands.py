@@ -103,7 +103,7 @@ def consume(options: argparse.Namespace, console: Console) -> int:
     with cluster_of(options, console) as cluster:
         queues = cluster.describe_topic(options.topic)["queues"]
         _check_start(queues, options)
-        ends = None if options.follow else _ends(queues, options)
+        ends = _ends(queues, options)
         if ends is not None and not ends:
             return EXIT_OK
 
@@ -139,12 +139,16 @@ def _check_start(queues: list[dict[str, Any]], options: argparse.Namespace) -> N
     raise OffsetOutOfRange(message, min=min(queue["min_offset"] for queue in queues), max=highest)
 
 
-def _ends(queues: list[dict[str, Any]], options: argparse.Namespace) -> dict[int, int]:
-    """Queue id -> the offset before which to end, of the queues that have anything to print now."""
+def _ends(queues: list[dict[str, Any]], options: argparse.Namespace) -> dict[int, int] | None:
+    """Queue id -> the offset before which to end, of the queues that have anything to print; None: without an end."""
+    if options.follow and options.stop is None:
+        return None
     ends = {}
     for queue in queues:
         low, high = queue["min_offset"], queue["max_offset"]
-        end = high if options.stop == "latest" else min(options.stop, high)
+        end = options.stop if isinstance(options.stop, int) else high
+        if not options.follow:
+            end = min(end, high)
         begin = {"earliest": low, "latest": high}.get(options.start, options.start)
         if begin < end:
             ends[queue["queue_id"]] = end

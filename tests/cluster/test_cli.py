@@ -846,6 +846,24 @@ def test_following_passes_the_end_that_was_there_at_the_start(terminal: Terminal
     assert terminal.lines()[-1] == b"new"
 
 
+def test_following_up_to_an_offset_waits_until_every_queue_has_reached_it(
+    terminal: Terminal,
+) -> None:
+    new = [received(0, 3, b"0-3"), received(1, 3, b"1-3")]
+    terminal.cluster.messages += [*new, received(0, 4, b"0-4"), received(1, 4, b"1-4")]
+    assert terminal.run("consume", "t", "--follow", "--to", "4") == 0
+    assert terminal.lines()[6:] == [b"0-3", b"1-3"]
+
+
+@pytest.mark.parametrize("words", [("--to", "latest"), ("--to", "3")])
+def test_following_up_to_the_present_end_prints_what_is_there(
+    words: tuple[str, ...], terminal: Terminal
+) -> None:
+    terminal.cluster.messages.append(received(0, 3, b"new"))
+    assert terminal.run("consume", "t", "--follow", *words) == 0
+    assert sorted(terminal.lines()) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
+
+
 def test_json_tells_text_from_bytes_and_hex_prints_hex(terminal: Terminal) -> None:
     terminal.cluster.ranges = {0: (0, 2)}
     terminal.cluster.messages = [received(0, 0, b"text", b"k"), received(0, 1, b"\xff")]
