@@ -146,6 +146,9 @@ def watch(words: Sequence[str], kill_at: int | None) -> dict[str, float]:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as trainer:
         last: dict[str, float] = {}
         for line in trainer.stdout or ():
+            if not line.startswith(b"{"):
+                # A line of Ray.
+                continue
             last = json.loads(line)
             if kill_at is not None and last["seen"] >= kill_at:
                 trainer.kill()
