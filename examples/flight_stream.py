@@ -18,6 +18,7 @@ import csv
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,7 +169,14 @@ class Run:
         """Args: `flights`: a CSV with a header and the columns row and carrier."""
         self._cluster = cluster
         self.place = Place(directory)
+        # What an earlier run has left. Its rows stay in the topic, and are not counted.
+        shutil.rmtree(directory, ignore_errors=True)
         self.place.incoming.mkdir(parents=True)
+        topic = cluster.describe_topic(TOPIC)
+        self._earlier = topic["messages"]
+        ends = {queue["queue_id"]: queue["max_offset"] for queue in topic["queues"]}
+        save_counts(self.place.counts, ends, Counter())
+
         self.rows = first_rows(flights)
         self.samples: list[Sample] = []
         self.kills: list[float] = []
@@ -219,7 +227,7 @@ class Run:
         return subprocess.Popen(words, env={**os.environ, "RAYMQ_TOKEN": self._cluster.token})
 
     def _look(self) -> Sample:
-        stored = self._cluster.describe_topic(TOPIC)["messages"]
+        stored = self._cluster.describe_topic(TOPIC)["messages"] - self._earlier
         _, counts = load_counts(self.place.counts)
         sample = Sample(time.monotonic() - self._began_s, stored, counts.total())
         self.samples.append(sample)

@@ -146,6 +146,9 @@ def watch(words: Sequence[str], kill_at: int | None) -> dict[str, float]:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as trainer:
         last: dict[str, float] = {}
         for line in trainer.stdout or ():
+            if not line.startswith(b"{"):
+                # A line of Ray.
+                continue
             last = json.loads(line)
             if kill_at is not None and last["seen"] >= kill_at:
                 trainer.kill()
@@ -155,7 +158,7 @@ def watch(words: Sequence[str], kill_at: int | None) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    """Send samples, train, kill, resume, and check that every sample was learnt once."""
+    """Send samples if there are none, train, kill, resume, and check that every sample was learnt once."""
     with_torch = "--without-torch" not in arguments
     words = [word for word in arguments if not word.startswith("--")]
     data_dir = words[0] if words else "raymq-training"
@@ -170,10 +173,12 @@ def main(arguments: list[str]) -> None:
     samples = np.hstack([features, features.mean(axis=1, keepdims=True)])
     with raymq.start(data_dir) as cluster:
         cluster.create_topic(TOPIC, queues=2)
-        with cluster.producer() as producer:
-            for queue, half in enumerate(np.split(samples, 2)):
-                rows = pa.record_batch({"body": pa.array([row.tobytes() for row in half])})
-                producer.send_batch(TOPIC, rows, queue_id=queue)
+        # An earlier run may have sent them.
+        if not cluster.describe_topic(TOPIC)["messages"]:
+            with cluster.producer() as producer:
+                for queue, half in enumerate(np.split(samples, 2)):
+                    rows = pa.record_batch({"body": pa.array([row.tobytes() for row in half])})
+                    producer.send_batch(TOPIC, rows, queue_id=queue)
 
         trainer = [sys.executable, __file__, *arguments, "--train"]
         killed = watch(trainer, kill_at=SAMPLES // 3)

@@ -3,14 +3,13 @@
     python examples/spark4_orders.py [DATA_DIR]
 
 It needs `pip install 'raymq[spark4]'` and a JDK 17 or newer. The stream is stopped and started again, and its sink
-still has each order once.
+still has each order once. So it has after another run: the checkpoint of the stream is kept in DATA_DIR.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +56,17 @@ def totals(spark: SparkSession, reach: dict[str, str], topic: str) -> tuple[int,
 
 def main() -> None:
     """Write and copy two days, the second day twice."""
-    with raymq.start(sys.argv[1] if len(sys.argv) > 1 else "raymq-spark4-orders") as cluster:
+    data_dir = Path(sys.argv[1] if len(sys.argv) > 1 else "raymq-spark4-orders").absolute()
+    with raymq.start(data_dir) as cluster:
         cluster.create_topic("orders", queues=4)
         cluster.create_topic("paid", queues=2)
         ray.init(cluster.ray_address, namespace="spark4-orders", log_to_driver=False)
         reach = options(cluster)
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            standalone_session("spark4-orders", executors=1, cores=2, memory="1GB") as spark,
-        ):
+        with standalone_session("spark4-orders", executors=1, cores=2, memory="1GB") as spark:
             spark.sparkContext.setLogLevel("OFF")
             for day in (0, 1, 1):
                 write_orders(spark, reach, day)
-                copy_paid(spark, reach, Path(directory) / "checkpoint")
+                copy_paid(spark, reach, data_dir / "paid.checkpoint")
             answer = {topic: totals(spark, reach, topic) for topic in ("orders", "paid")}
         ray.shutdown()
     print(json.dumps(answer))

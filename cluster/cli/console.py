@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,14 @@ def exit_code(error: RayMQError) -> int:
     return EXIT_FAULT
 
 
+def _open_closed() -> None:
+    """Open /dev/null as each standard stream that the caller has closed: Python has None in its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It stays open as long as the process.
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
 class Console:
     """Standard input and output, and the module that reaches clusters. Tests replace each of them."""
 
@@ -38,6 +47,7 @@ class Console:
         stderr: IO[str] | None = None,
         lifecycle: Any = None,
     ) -> None:
+        _open_closed()
         self.stdin = stdin or sys.stdin.buffer
         self.stdout = stdout or sys.stdout.buffer
         self.stderr = stderr or sys.stderr

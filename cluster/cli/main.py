@@ -481,10 +481,10 @@ def _consume(parsers: Any) -> None:
     )
     consume.option(
         "--to POSITION",
-        "end before this offset of each queue; latest is the end at the start of the command (default: latest)",
+        "end before this offset of each queue; latest is the end at the start of the command (default: latest; with "
+        "--follow: no end)",
         dest="stop",
         type=_position("latest"),
-        default="latest",
     )
 
     consume.option(
@@ -492,7 +492,7 @@ def _consume(parsers: Any) -> None:
         "the replica to read; nearest: one on this machine, else any follower, else the leader (default: leader)",
         default="leader",
     )
-    consume.flag("--follow", "wait for new messages until interrupted")
+    consume.flag("--follow", "wait for new messages, up to the offset of --to or until interrupted")
     consume.number("--max N", "end after N messages (default: no limit)")
     consume.option(
         "-o --output json|raw|hex",

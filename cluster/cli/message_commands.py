@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,8 @@ def produce(options: argparse.Namespace, console: Console) -> int:
         return _put_back(options, console)
     if options.topic is None:
         raise Rejected("name a TOPIC: only lines of --input may name their own", field="topic")
+    if options.key_separator == "":
+        raise Rejected("--key-separator is empty; give a text or bytes", field="key_separator")
 
     sent = 0
     with cluster_of(options, console) as cluster, cluster.producer() as producer:
@@ -42,7 +45,8 @@ def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str,
     """The fields of one input line. Raises: Rejected naming the line."""
     if options.key_separator is None:
         return {"body": line}
-    key, found, body = line.partition(options.key_separator.encode())
+    # The bytes that the shell gave: they need not be text.
+    key, found, body = line.partition(os.fsencode(options.key_separator))
     if not found:
         message = f"line {number} has no separator {options.key_separator!r}"
         raise Rejected(message, field="key", row=number)
@@ -99,7 +103,7 @@ def consume(options: argparse.Namespace, console: Console) -> int:
     with cluster_of(options, console) as cluster:
         queues = cluster.describe_topic(options.topic)["queues"]
         _check_start(queues, options)
-        ends = None if options.follow else _ends(queues, options)
+        ends = _ends(queues, options)
         if ends is not None and not ends:
             return EXIT_OK
 
@@ -135,12 +139,16 @@ def _check_start(queues: list[dict[str, Any]], options: argparse.Namespace) -> N
     raise OffsetOutOfRange(message, min=min(queue["min_offset"] for queue in queues), max=highest)
 
 
-def _ends(queues: list[dict[str, Any]], options: argparse.Namespace) -> dict[int, int]:
-    """Queue id -> the offset before which to end, of the queues that have anything to print now."""
+def _ends(queues: list[dict[str, Any]], options: argparse.Namespace) -> dict[int, int] | None:
+    """Queue id -> the offset before which to end, of the queues that have anything to print; None: without an end."""
+    if options.follow and options.stop is None:
+        return None
     ends = {}
     for queue in queues:
         low, high = queue["min_offset"], queue["max_offset"]
-        end = high if options.stop == "latest" else min(options.stop, high)
+        end = options.stop if isinstance(options.stop, int) else high
+        if not options.follow:
+            end = min(end, high)
         begin = {"earliest": low, "latest": high}.get(options.start, options.start)
         if begin < end:
             ends[queue["queue_id"]] = end

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from raymq.cluster.messages.keys import key_of
@@ -24,6 +24,40 @@ _SENT = ("tag", "properties", "deliver_at_ms")
 #: fields of `consume -o json` that a new message cannot keep
 _NEW = ("offset", "store_time_ms", "born_time_ms")
 _FIELDS = ("topic", "queue_id", "key", "key_base64", "index_keys", *_SENT, *_NEW)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_named_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+_TEXT = (_is_text, "a text")
+_COUNT = (_is_count, "a whole number of at least 0")
+_NAMED_TEXTS = (_is_named_texts, "an object of texts")
+#: field of a line, of `store dump` too -> whether it takes a value that is not null, and what it takes
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "topic": _TEXT,
+    "queue_id": _COUNT,
+    "queueId": _COUNT,
+    # A number as its text.
+    "key": (lambda value: _is_text(value) or type(value) in (int, float), "a text or a number"),
+    "index_keys": (_is_texts, "a list of texts"),
+    "tag": _TEXT,
+    "properties": _NAMED_TEXTS,
+    "props": _NAMED_TEXTS,
+    "deliver_at_ms": _COUNT,
+}
 
 
 class PutBack(NamedTuple):
@@ -45,6 +79,7 @@ def of_line(line: bytes, number: int) -> PutBack | None:
         given = json.loads(line)
         if not isinstance(given, dict):
             raise TypeError(f"it is {type(given).__name__}")
+        _check_types(given)
         if "kind" in given:
             return _of_dump(given) if given["kind"] == "msg" else None
         return _of_message(given)
@@ -63,6 +98,14 @@ def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, s
         name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES
     }
     return PutBack(topic, queue_id, {**_present(fields), "body": None if is_null else body})
+
+
+def _check_types(given: dict[str, Any]) -> None:
+    """Raises: TypeError for a field that is something else than it must be."""
+    for name, value in given.items():
+        fits, wanted = _CHECKS.get(name, (None, ""))
+        if fits is not None and value is not None and not fits(value):
+            raise TypeError(f"{name} is {json.dumps(value)}; give {wanted}")
 
 
 def _of_dump(given: dict[str, Any]) -> PutBack:

@@ -61,7 +61,7 @@ def micro_batches(
         group: the name under which the offsets are stored.
         max_rows: messages of one dataset at most.
         start: where a queue begins of which the group has no offset: "earliest" or "latest". None (default): such a
-            queue is refused.
+            queue is refused. Queues that the topic got later begin at their first message, if the group has offsets.
         idle_s: seconds without a new message after which the loop ends; None (default): it waits on.
         read_from: "leader" (default), or "nearest": a replica on the task's machine, rather a follower.
 
@@ -81,12 +81,12 @@ def micro_batches(
         check_choice("start", start, STARTS)
 
     clock = Clock()
-    values = values_of(cluster, topic)
+    values, first_queues = values_of(cluster, topic), _first_queues(cluster, topic)
     offsets: dict[int, int] = {}
     idle_since_s = clock.monotonic()
     while True:
         held = _queues(cluster, topic)
-        _add_offsets(cluster, group, held, offsets, start)
+        _add_offsets(cluster, group, held, offsets, start, first_queues)
         lags = {queue_id: max(0, each.last - offsets[queue_id]) for queue_id, each in held.items()}
         taken = split_by_lag(lags, max_rows, turn=sum(offsets.values()))
         if not taken:
@@ -107,6 +107,12 @@ def micro_batches(
         idle_since_s = clock.monotonic()
 
 
+def _first_queues(cluster: Cluster, topic: str) -> int:
+    """How many queues the topic had at its creation."""
+    facts = while_away(cluster.topics).get(topic, {})
+    return int((facts.get("former_queues") or [facts.get("queues", 0)])[0])
+
+
 def _queues(cluster: Cluster, topic: str) -> dict[int, QueueRange]:
     """The queues, and what they hold."""
     return {
@@ -123,21 +129,24 @@ def _add_offsets(
     held: dict[int, QueueRange],
     offsets: dict[int, int],
     start: str | None,
+    first_queues: int,
 ) -> None:
     """Find where the queues begin that the loop does not know yet, and check that they still hold it."""
     new = [each for queue_id, each in held.items() if queue_id not in offsets]
     stored: dict[int, int] = {}
-    for shard in sorted({each.shard for each in new}):
+    # All shards are asked: a group that has an offset on any of them has begun.
+    for shard in sorted({each.shard for each in held.values()}) if new else []:
         arguments = {"group": group, "topic": new[0].topic}
         table = while_away(partial(cluster.call, shard, "offsets", arguments))
         stored.update({int(queue_id): int(offset) for queue_id, offset in table.items()})
 
-    # A queue that was added since has no offset. All of its messages are new to the loop.
-    is_begun = bool(offsets)
     begun: list[QueueRange] = []
     for each in new:
         found = stored.get(each.queue_id)
-        if found is None and start is None and not is_begun:
+        # All messages of a queue that was added later are new to the group. One of the first queues may also have no
+        # offset: the program died between the first commits of two shards.
+        is_added = bool(stored) and each.queue_id >= first_queues
+        if found is None and start is None and not is_added:
             raise Rejected(
                 f"group {group} has no offset of queue {each.queue_id} of {each.topic}; give start='earliest' or "
                 "'latest'",
@@ -145,7 +154,7 @@ def _add_offsets(
                 limit="earliest|latest",
             )
         if found is None:
-            found = each.last if start == LATEST and not is_begun else each.first
+            found = each.last if start == LATEST and not is_added else each.first
             begun.append(each._replace(last=found))
         offsets[each.queue_id] = found
     # Stored at once: "latest" would be a later offset after a restart.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -615,6 +616,17 @@ def test_a_separator_divides_key_and_body_once(terminal: Terminal) -> None:
     assert terminal.cluster.fake_producer.sent == [("t", {"key": b"k", "body": b"v::w"})]
 
 
+def test_a_separator_may_be_bytes_that_are_not_text_but_not_empty(terminal: Terminal) -> None:
+    # What Python makes of an argument that is the byte ff.
+    separator = os.fsdecode(b"\xff")
+    assert terminal.run("produce", "t", "--key-separator", separator, stdin=b"k\xffv\n") == 0
+    assert terminal.cluster.fake_producer.sent == [("t", {"key": b"k", "body": b"v"})]
+    assert terminal.run("produce", "t", "--key-separator", separator, stdin=b"plain\n") == 2
+    assert "line 1 has no separator '\\udcff'" in terminal.err
+    assert terminal.run("produce", "t", "--key-separator", "", stdin=b"k\n") == 2
+    assert "--key-separator is empty" in terminal.err
+
+
 def test_a_line_without_the_separator_is_named_and_refused(terminal: Terminal) -> None:
     assert terminal.run("produce", "t", "--key-separator", ":", stdin=b"a:b\nplain\n") == 2
     assert "line 2" in terminal.err
@@ -719,6 +731,47 @@ def test_a_json_line_that_is_not_a_message_is_refused(line: bytes, terminal: Ter
     assert "line 1 is not a message" in terminal.err
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("index_keys", "order-1", "a list of texts"),
+        ("index_keys", [1], "a list of texts"),
+        ("queue_id", "0", "a whole number"),
+        ("queue_id", True, "a whole number"),
+        ("queue_id", -1, "a whole number"),
+        ("topic", 5, "a text"),
+        ("key", ["k"], "a text or a number"),
+        ("tag", 5, "a text"),
+        ("properties", {"a": 1}, "an object of texts"),
+        ("deliver_at_ms", "7", "a whole number"),
+    ],
+)
+def test_a_json_line_with_a_field_of_another_type_is_refused_and_nothing_of_it_is_sent(
+    terminal: Terminal, field: str, value: Any, wanted: str
+) -> None:
+    line = json.dumps({"body": "b", field: value}).encode()
+    assert terminal.run("produce", "t", "--input", "-", stdin=b'{"body": "a"}\n' + line) == 2
+    assert f"line 2 is not a message: {field} is {json.dumps(value)}" in terminal.err
+    assert wanted in terminal.err
+    assert terminal.cluster.fake_producer.sent == [("t", {"body": b"a"})]
+
+
+@pytest.mark.parametrize("changed", [{"queueId": "1"}, {"topic": 5}, {"props": ["p"]}])
+def test_a_line_of_store_dump_with_a_field_of_another_type_is_refused(
+    terminal: Terminal, changed: dict[str, Any]
+) -> None:
+    line = {"kind": "msg", "topic": "t", "queueId": 1, "body64": "/w==", "props": {}, **changed}
+    assert terminal.run("produce", "--input", "-", stdin=json.dumps(line).encode()) == 2
+    assert "line 1 is not a message" in terminal.err
+    assert terminal.cluster.fake_producer.sent == []
+
+
+def test_a_field_that_is_null_counts_as_missing(terminal: Terminal) -> None:
+    line = b'{"body": "x", "key": null, "index_keys": null, "queue_id": null, "tag": null}'
+    assert terminal.run("produce", "t", "--input", "-", stdin=line) == 0
+    assert terminal.cluster.fake_producer.sent == [("t", {"body": b"x"})]
+
+
 def test_a_message_that_was_not_stored_is_not_reported_as_sent(terminal: Terminal) -> None:
     terminal.cluster.fake_producer.failure = Unavailable("shard 0 is down")
     assert terminal.run("produce", "t", "--json", stdin=b"x\n") == 3
@@ -793,6 +846,24 @@ def test_following_passes_the_end_that_was_there_at_the_start(terminal: Terminal
     assert terminal.lines()[-1] == b"new"
 
 
+def test_following_up_to_an_offset_waits_until_every_queue_has_reached_it(
+    terminal: Terminal,
+) -> None:
+    new = [received(0, 3, b"0-3"), received(1, 3, b"1-3")]
+    terminal.cluster.messages += [*new, received(0, 4, b"0-4"), received(1, 4, b"1-4")]
+    assert terminal.run("consume", "t", "--follow", "--to", "4") == 0
+    assert terminal.lines()[6:] == [b"0-3", b"1-3"]
+
+
+@pytest.mark.parametrize("words", [("--to", "latest"), ("--to", "3")])
+def test_following_up_to_the_present_end_prints_what_is_there(
+    words: tuple[str, ...], terminal: Terminal
+) -> None:
+    terminal.cluster.messages.append(received(0, 3, b"new"))
+    assert terminal.run("consume", "t", "--follow", *words) == 0
+    assert sorted(terminal.lines()) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
+
+
 def test_json_tells_text_from_bytes_and_hex_prints_hex(terminal: Terminal) -> None:
     terminal.cluster.ranges = {0: (0, 2)}
     terminal.cluster.messages = [received(0, 0, b"text", b"k"), received(0, 1, b"\xff")]
@@ -839,6 +910,23 @@ def test_python_m_raymq_is_the_command_line() -> None:
         [sys.executable, "-m", "raymq", "--version"], capture_output=True, check=False
     )
     assert done.stdout.startswith(b"raymq ")
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-"])
+def test_a_command_runs_with_a_standard_stream_that_its_caller_has_closed(closed: str) -> None:
+    command = f'"$0" -m raymq grafana show {closed}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) == (closed != "1>&-")
+
+
+def test_an_error_does_not_go_to_standard_output_if_standard_error_is_closed() -> None:
+    command = '"$0" -m raymq topic list -c raymq://127.0.0.1:1 2>&-'
+    env = {name: value for name, value in os.environ.items() if name != "RAYMQ_TOKEN"}
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, env=env, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
 
 
 def test_the_top_level_names_are_exactly_these_and_lazy() -> None:

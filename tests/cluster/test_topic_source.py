@@ -188,6 +188,44 @@ def test_a_loop_from_latest_begins_there_after_a_restart_too(shard: ServedShard)
     assert loop() == [77]
 
 
+@pytest.mark.parametrize("start", ["latest", None])
+def test_a_queue_that_was_added_while_no_loop_ran_begins_at_its_first_message(
+    shard: ServedShard, start: str | None
+) -> None:
+    topic = f"grown-{start}"
+    shard.cluster.create_topic(topic, queues=2)
+
+    def loop(start: str | None) -> list[int]:
+        batches = micro_batches.micro_batches(
+            shard.cluster, topic, "tail", max_rows=100, start=start, idle_s=0
+        )
+        return sum(map(bodies, batches), [])
+
+    assert loop("latest") == []
+    shard.cluster.add_queues(topic, 3)
+    with shard.cluster.producer() as producer:
+        producer.send(topic, b"5", queue_id=2).result()
+    assert loop(start) == [5]
+
+
+def test_a_loop_that_died_between_two_first_commits_begins_the_other_queues_at_start(
+    shard: ServedShard,
+) -> None:
+    # Queue 1 has no offset, as if its shard had not been reached any more.
+    offsets = {"group": "died", "topic": "t", "offsets": {"0": 5}}
+    shard.cluster.call(0, "commit_offsets", offsets)
+
+    def loop(start: str | None) -> list[int]:
+        batches = micro_batches.micro_batches(
+            shard.cluster, "t", "died", max_rows=100, start=start, idle_s=0
+        )
+        return sum(map(bodies, batches), [])
+
+    with pytest.raises(Rejected, match="no offset of queue 1"):
+        loop(None)
+    assert loop("latest") == []
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [({}, "start"), ({"start": "now"}, "start"), ({"start": "latest", "max_rows": 0}, "max_rows")],

@@ -56,6 +56,29 @@ def test_a_count_goes_on_where_the_last_one_was_stored(stream: Any, tmp_path: Pa
     assert offsets == {0: 3, 1: 2}
 
 
+def test_another_run_counts_neither_the_rows_nor_the_files_of_the_one_before(
+    stream: Any, tmp_path: Path
+) -> None:
+    flights = tmp_path / "flights.csv"
+    flights.write_text("row,carrier,flight,origin\n0,UA,1545,EWR\n")
+    left = stream.Place(tmp_path / "stream")
+    left.incoming.mkdir(parents=True)
+    left.complete.touch()
+    (tmp_path / "shard").mkdir()
+    with ServedShard(tmp_path / "shard", PATIENT) as shard:
+        shard.start_flusher()
+        shard.cluster.create_topic(stream.TOPIC, queues=2)
+        with closing(shard.cluster.producer(linger_ms=0)) as producer:
+            producer.send(stream.TOPIC, b"x", tag="AA", queue_id=1).result(60)
+            run = stream.Run(shard.cluster, flights, left.directory)
+            assert not run.place.complete.exists()
+            assert run._look()[1:] == (0, 0)
+
+            producer.send(stream.TOPIC, b"x", tag="UA", queue_id=1).result(60)
+            stream.count_all(shard.cluster, run.place, SimpleNamespace(isActive=False))
+            assert run._look()[1:] == (1, 1)
+
+
 def test_a_count_without_a_file_begins_with_nothing(stream: Any, tmp_path: Path) -> None:
     assert stream.load_counts(tmp_path / "counts.json") == ({}, Counter())
 

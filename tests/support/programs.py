@@ -35,9 +35,11 @@ class Program(NamedTuple):
     variables: tuple[tuple[str, str], ...] = ()
 
 
-def example(name: str, *variables: tuple[str, str], arguments: tuple[str, ...] = ()) -> Program:
+def example(
+    name: str, *variables: tuple[str, str], arguments: tuple[str, ...] = (), runs: int = 1
+) -> Program:
     """An example, on a directory `data`."""
-    return Program((str(ROOT / "examples" / name), "data", *arguments), variables=variables)
+    return Program((str(ROOT / "examples" / name), "data", *arguments), runs, variables)
 
 
 def run(program: Program) -> list[str]:
