@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from raymq.cluster.consume import consumer as consumer_module
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.messages.message import queue_offsets
@@ -123,6 +127,57 @@ def test_iteration_counts_only_returned_messages(cluster: FakeCluster, make: Mak
     assert consumer.positions() == {0: 2}
     assert consumer.committed() == {0: 2}
     assert [m.offset for m in poll_all(consumer, 3)] == [2, 3, 4]
+
+
+def interrupt_after(calls: int) -> None:
+    """Raise KeyboardInterrupt where a signal handler may: after that many more calls by a consumer."""
+    left = [calls]
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename == consumer_module.__file__:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda consumer: [message.body for message in consumer.poll(7, 10)],
+        lambda consumer: consumer.poll_batch(7, 10).column("body").to_pylist(),
+        lambda consumer: [message.body for message in [consumer.next_message(10)] if message],
+    ],
+    ids=["poll", "poll_batch", "next_message"],
+)
+def test_an_interrupted_read_takes_no_message_wherever_the_interrupt_comes(
+    cluster: FakeCluster, make: Make, read: Callable[[Consumer], list[bytes]]
+) -> None:
+    bodies = [b"%d" % n for n in range(100)]
+    put(cluster, 1, *bodies)
+    consumer = make(start="earliest", queues=[1], fetch_records=5)
+
+    found: list[bytes] = []
+    interrupts = 0
+    for calls in itertools.count(1):
+        interrupt_after(calls)
+        try:
+            found += read(consumer)
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+            assert consumer.position(1) == 0
+        finally:
+            sys.setprofile(None)
+
+    assert interrupts > 5
+    while len(found) < len(bodies):
+        some = read(consumer)
+        assert some, "nothing came in time"
+        found += some
+    assert found == bodies
+    assert consumer.position(1) == len(bodies)
 
 
 def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, make: Make) -> None:
