@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.event_wait import set_within
 from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.unclosed import OpenClient
 from raymq.store.base.clock import Clock
@@ -95,7 +96,7 @@ class AsyncConsumer(OpenClient):
         self._options = options
         self._opening: asyncio.Task[Consumer] | None = None
         self._consumer: Consumer | None = None
-        #: set after a fetch, a failure or the end
+        #: set after a fetch, a failure or the end, and when a wait is over
         self._changed = asyncio.Event()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -163,8 +164,7 @@ class AsyncConsumer(OpenClient):
             left = deadline_s - loop.time()
             if len(found) or left <= 0:
                 return found
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(left, RECHECK_S))
+            await set_within(self._changed, min(left, RECHECK_S))
 
     async def batches(self, max_records: int = 500) -> AsyncIterator[list[ReceivedMessage]]:
         """`async for messages in consumer.batches()`: `poll(max_records)` without an end, without the empty ones.
@@ -187,8 +187,7 @@ class AsyncConsumer(OpenClient):
             message = consumer.next_message(0)
             if message is not None:
                 return message
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), RECHECK_S)
+            await set_within(self._changed, RECHECK_S)
 
     # --- positions --------------------------------------------------------------------------------
 

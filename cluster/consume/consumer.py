@@ -21,7 +21,7 @@ from raymq.cluster.messages.received import ReceivedMessage, received_messages
 from raymq.cluster.transport.routes import Routes
 from raymq.cluster.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
@@ -250,12 +250,18 @@ class Consumer(OpenClient):
             Rejected: the shard refuses to serve reads.
         """
         found: list[ReceivedMessage] = []
-        fetched = self._next(max_records, timeout)
-        while fetched is not None:
-            found += received_messages(fetched.shard, fetched.records)
-            left = max_records - len(found)
-            fetched = self._next(left, 0.0, ready_only=True) if left > 0 else None
-        return found
+        taken: list[FetchedRecords] = []
+        try:
+            fetched = self._next(taken, max_records, timeout)
+            while fetched is not None:
+                found += received_messages(fetched.shard, fetched.records)
+                left = max_records - len(found)
+                fetched = self._next(taken, left, 0.0, ready_only=True) if left > 0 else None
+            return found
+        except BaseException:
+            # Ctrl-C: the caller gets none of them.
+            self._return_to_unread(taken)
+            raise
 
     def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
         """Like `poll`, but returns Arrow columns of one queue.
@@ -267,13 +273,15 @@ class Consumer(OpenClient):
         Raises: as `poll`. Corrupt: also for a body that is not a row of the schema. The position stays there; `poll`
         returns it as bytes.
         """
-        fetched = self._next(max_records, timeout)
-        if fetched is None:
-            return pa.RecordBatch.from_pylist([], schema=value_schema(self._values))
+        taken: list[FetchedRecords] = []
         try:
+            fetched = self._next(taken, max_records, timeout)
+            if fetched is None:
+                return pa.RecordBatch.from_pylist([], schema=value_schema(self._values))
             return value_batch(message_batch(fetched.shard, fetched.records), self._values)
-        except Corrupt:
-            self._return_to_unread(fetched)
+        except BaseException:
+            # Corrupt, or Ctrl-C.
+            self._return_to_unread(taken)
             raise
 
     def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
@@ -292,27 +300,47 @@ class Consumer(OpenClient):
 
     def next_message(self, timeout: float = 1.0) -> ReceivedMessage | None:
         """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
-        if not self._iterating:
-            fetched = self._next(500, timeout)
+        if not self._iterating and not self._begin_iterating(timeout):
+            return None
+        self._check_open()
+        message = self._iterating[0]
+        self._positions[message.queue_id] = message.offset + 1
+        # Without a call: an interrupt after it would lose the message.
+        del self._iterating[0]
+        return message
+
+    def _begin_iterating(self, timeout: float) -> bool:
+        """Take the next messages for iteration. Returns: whether there are any."""
+        taken: list[FetchedRecords] = []
+        try:
+            fetched = self._next(taken, 500, timeout)
             if fetched is None:
-                return None
+                return False
+            messages = deque(received_messages(fetched.shard, fetched.records))
             # Only returned messages count: any other call gives the rest of them back first.
             self._positions[fetched.queue_id] = fetched.first_offset
-            self._iterating.extend(received_messages(fetched.shard, fetched.records))
-            self._iterating_fetched = fetched
-        self._check_open()
-        message = self._iterating.popleft()
-        self._positions[message.queue_id] = message.offset + 1
-        return message
+            self._iterating_fetched, self._iterating = fetched, messages
+            return True
+        except BaseException:
+            self._return_to_unread(taken)
+            raise
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
         self._state.listener = call
 
     def _next(
-        self, max_records: int, timeout: float, *, ready_only: bool = False
+        self,
+        taken: list[FetchedRecords],
+        max_records: int,
+        timeout: float,
+        *,
+        ready_only: bool = False,
     ) -> FetchedRecords | None:
-        """Take the next records of one queue and move its position after them."""
+        """Take the next records of one queue and move its position after them.
+
+        Args: `taken`: a list to which they are added. An interrupt may prevent the return.
+        """
         check_number("max_records", max_records, 1)
         self._check_process()
 
@@ -330,29 +358,35 @@ class Consumer(OpenClient):
 
             if not state.unread:
                 return None
-            fetched = state.unread.popleft()
-
+            fetched, rest = state.unread[0], None
             if len(fetched.records) > max_records:
-                rest = fetched.records.slice(max_records)
-                middle = int(queue_offsets(rest.slice(0, 1))[0])
-                state.unread.appendleft(fetched._replace(first_offset=middle, records=rest))
+                after = fetched.records.slice(max_records)
+                middle = int(queue_offsets(after.slice(0, 1))[0])
+                rest = fetched._replace(first_offset=middle, records=after)
                 records = fetched.records.slice(0, max_records)
                 fetched = fetched._replace(next_offset=middle, records=records)
-            else:
-                state.ahead[fetched.shard] -= 1
-                if not state.ahead[fetched.shard]:
-                    state.notify()
 
+            # Without a call: a signal handler, such as that of Ctrl-C, runs after calls.
+            if rest is not None:
+                state.unread[0] = rest
+            else:
+                del state.unread[0]
+                state.ahead[fetched.shard] -= 1
             self._positions[fetched.queue_id] = fetched.next_offset
+            taken += (fetched,)
+
+            if not state.ahead[fetched.shard]:
+                state.notify()
             return fetched
 
-    def _return_to_unread(self, fetched: FetchedRecords) -> None:
-        """Undo a `_next`."""
+    def _return_to_unread(self, taken: list[FetchedRecords]) -> None:
+        """Undo calls of `_next`."""
         state = self._state
         with state.changed:
-            state.unread.appendleft(fetched)
-            state.ahead[fetched.shard] += 1
-            self._positions[fetched.queue_id] = fetched.first_offset
+            for fetched in reversed(taken):
+                state.unread.appendleft(fetched)
+                state.ahead[fetched.shard] += 1
+                self._positions[fetched.queue_id] = fetched.first_offset
 
     def _give_back(self) -> None:
         """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""
@@ -375,13 +409,12 @@ class Consumer(OpenClient):
             # Records fetched before the failure come first.
             if not any(fetched.queue_id == queue_id for fetched in state.unread):
                 raise state.queue_errors[queue_id]
-        if state.unread:
-            return
 
         now_ms = self._clock.monotonic_ms()
         for shard, (since_ms, error) in state.down.items():
             away_ms = now_ms - since_ms
-            if away_ms >= self._unavailable_timeout_ms:
+            # Messages of other shards must not hide it: a busy topic always has some.
+            if away_ms >= self._unavailable_timeout_ms and not state.ahead[shard]:
                 message = f"shard {shard} has been unreachable for {away_ms} ms: {error}"
                 raise Unavailable(message, shard=shard)
 

@@ -124,6 +124,8 @@ class ShardReader(FetchThread):
             return not state.ahead[self.shard] and bool(self._wanted())
 
         state.look_for_queues()
+        if self.shard in state.down:
+            self._check_back(stream)
         with state.changed:
             state.changed.wait_for(lambda: must_return() or may_fetch())
             if must_return():
@@ -151,6 +153,19 @@ class ShardReader(FetchThread):
             if any(queue_id in state.behind_since_ms for queue_id in wanted):
                 state.changed.wait_for(must_return, SEARCH_PAUSE_MS / 1000)
         return True
+
+    def _check_back(self, stream: FetchStream) -> None:
+        """Note that a shard that was unreachable answers again. Raises: RayMQError if it does not.
+
+        The next fetch would note it late: it waits for a message, or for the consumer to take what was read before.
+        """
+        state = self._state
+        with state.changed:
+            wanted = self._wanted()
+        if wanted:
+            stream.fetch(FetchRequest(state.topic, wanted, state.fetch_bytes, 1, 0))
+            with state.changed:
+                state.down.pop(self.shard, None)
 
     def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
         """Store the answer for one queue, unless a seek has made it obsolete. Needs the lock."""

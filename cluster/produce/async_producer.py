@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.event_wait import set_within
 from raymq.cluster.messages.message import Message, Receipt
 from raymq.cluster.unclosed import OpenClient
 from raymq.store.base.clock import Clock
@@ -319,8 +320,7 @@ class AsyncProducer(OpenClient):
             left = deferred.until_s - asyncio.get_running_loop().time()
             if left <= 0:
                 raise self._batcher.limiter.full_error()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._released.wait(), left)
+            await set_within(self._released, left)
 
     async def _drained(self, loop: asyncio.AbstractEventLoop, until_s: float | None) -> bool:
         """Wait until no message is deferred, up to a time of the loop's clock. Returns: whether none is."""

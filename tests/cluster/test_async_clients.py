@@ -48,6 +48,12 @@ async def arrival_of_a_put(backend: FakeBackend) -> None:
         await asyncio.sleep(0.001)
 
 
+async def until_it_waits() -> None:
+    """Let a task that was just made run until it waits."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 async def receipt_of(send: Awaitable[Receipt]) -> Receipt:
     return await send
 
@@ -370,6 +376,29 @@ def test_messages_whose_helper_task_was_cancelled_are_sent_by_the_flush(
     run(main())
 
 
+def test_a_helper_task_that_is_cancelled_when_room_appears_ends(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    async def main() -> None:
+        sender = producer(linger_ms=0, buffer_bytes=500, max_block_ms=2_000)
+        backend.hold()
+        first = sender.send("t", b"x" * 500)
+        await arrival_of_a_put(backend)
+        sender.send("t", b"y" * 500)
+        helper = sender._drainer
+        assert helper is not None
+        await until_it_waits()
+        sender._released.set()
+        helper.cancel()
+        await asyncio.wait({helper})
+        assert helper.cancelled()
+        backend.release()
+        await first
+        await sender.close()
+
+    run(main())
+
+
 def test_an_unforeseen_error_reaches_the_awaiting_task(
     producer: Callable[..., AsyncProducer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +452,35 @@ def test_a_cancelled_poll_has_taken_nothing(
                     assert [m.body for m in await reader.poll(10, 15)] == [b"%d" % number]
             await reader.commit()
             assert (await reader.committed())[0] == 20
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda reader: reader.poll(10, 2),
+        lambda reader: reader.poll_batch(10, 2),
+        lambda reader: anext(reader),
+    ],
+    ids=["poll", "poll_batch", "async for"],
+)
+def test_a_read_that_is_cancelled_when_messages_arrive_ends_without_them(
+    consumer: Callable[..., AsyncConsumer],
+    backend: FakeBackend,
+    read: Callable[[AsyncConsumer], Coroutine[Any, Any, Any]],
+) -> None:
+    async def main() -> None:
+        async with consumer(start="earliest") as reader:
+            waiting = asyncio.create_task(read(reader))
+            await until_it_waits()
+            put(backend, b"x")
+            reader._changed.set()
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            assert waiting.cancelled()
+            assert reader.position(0) == 0
+            assert [m.body for m in await reader.poll(10, 15)] == [b"x"]
 
     run(main())
 

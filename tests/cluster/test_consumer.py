@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from raymq.cluster.consume import consumer as consumer_module
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.consume.range_reader import read_range
+from raymq.cluster.consume.shard_reader import WAIT_MS, ReadState
 from raymq.cluster.messages.message import queue_offsets
 from raymq.cluster.messages.received import ReceivedMessage
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
+from tests.support.clock import ManualClock
 from tests.support.fake_backend import FakeCluster
 
 Make = Callable[..., Consumer]
@@ -55,6 +62,17 @@ def poll_all(consumer: Consumer, count: int) -> list[ReceivedMessage]:
         assert some, "nothing came in time"
         found += some
     return found
+
+
+def wait_until(
+    consumer: Consumer, condition: Callable[[ReadState], object], limit_s: float = 10.0
+) -> None:
+    """Wait until the readers of a consumer have brought something about."""
+    state, end_s = consumer._state, time.monotonic() + limit_s
+    with state.changed:
+        while not condition(state):
+            assert time.monotonic() < end_s, "it did not happen in time"
+            state.changed.wait(0.01)
 
 
 def test_all_queues_of_all_shards_are_read_in_order(cluster: FakeCluster, make: Make) -> None:
@@ -123,6 +141,57 @@ def test_iteration_counts_only_returned_messages(cluster: FakeCluster, make: Mak
     assert consumer.positions() == {0: 2}
     assert consumer.committed() == {0: 2}
     assert [m.offset for m in poll_all(consumer, 3)] == [2, 3, 4]
+
+
+def interrupt_after(calls: int) -> None:
+    """Raise KeyboardInterrupt where a signal handler may: after that many more calls by a consumer."""
+    left = [calls]
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename == consumer_module.__file__:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda consumer: [message.body for message in consumer.poll(7, 10)],
+        lambda consumer: consumer.poll_batch(7, 10).column("body").to_pylist(),
+        lambda consumer: [message.body for message in [consumer.next_message(10)] if message],
+    ],
+    ids=["poll", "poll_batch", "next_message"],
+)
+def test_an_interrupted_read_takes_no_message_wherever_the_interrupt_comes(
+    cluster: FakeCluster, make: Make, read: Callable[[Consumer], list[bytes]]
+) -> None:
+    bodies = [b"%d" % n for n in range(100)]
+    put(cluster, 1, *bodies)
+    consumer = make(start="earliest", queues=[1], fetch_records=5)
+
+    found: list[bytes] = []
+    interrupts = 0
+    for calls in itertools.count(1):
+        interrupt_after(calls)
+        try:
+            found += read(consumer)
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+            assert consumer.position(1) == 0
+        finally:
+            sys.setprofile(None)
+
+    assert interrupts > 5
+    while len(found) < len(bodies):
+        some = read(consumer)
+        assert some, "nothing came in time"
+        found += some
+    assert found == bodies
+    assert consumer.position(1) == len(bodies)
 
 
 def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, make: Make) -> None:
@@ -273,11 +342,53 @@ def test_a_shard_that_stays_unreachable_raises_unavailable(
 ) -> None:
     consumer = make(queues=[0], start=0, unavailable_timeout_ms=0)
     cluster.down(0)
-    state = consumer._state
-    with state.changed:
-        assert state.changed.wait_for(lambda: state.down, 10)
+    wait_until(consumer, lambda state: state.down)
     with pytest.raises(Unavailable, match="shard 0"):
         consumer.poll(1, 0)
+
+
+def test_messages_of_other_shards_do_not_hide_an_unreachable_one(
+    cluster: FakeCluster, make: Make
+) -> None:
+    put(cluster, 0, b"read before")
+    consumer = make(start=0, unavailable_timeout_ms=0)
+    state = consumer._state
+    wait_until(consumer, lambda state: state.ahead[0])
+    put(cluster, 1, *(b"%d" % n for n in range(9)))
+    wait_until(consumer, lambda state: state.ahead[1])
+
+    with state.changed:
+        state.down[0] = (0, Unavailable("down", shard=0))
+    assert consumer.poll(1, 0)[0].body == b"read before"
+    with pytest.raises(Unavailable, match="shard 0"):
+        consumer.poll(1, 0)
+    assert consumer.position(1) == 0
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["idle topic", "slow consumer"])
+def test_a_shard_that_was_away_for_a_moment_is_not_called_unreachable(
+    cluster: FakeCluster, make: Make, unread: bool
+) -> None:
+    clock = ManualClock()
+    consumer = make(queues=[0, 2], start=0, clock=clock)
+    state = consumer._state
+    if unread:
+        put(cluster, 0, b"a")
+        wait_until(consumer, lambda state: state.ahead[0])
+        with state.changed:
+            state.down[0] = (clock.monotonic_ms(), Unavailable("down", shard=0))
+            # A new stream is opened, as after the failure.
+            consumer._readers[0].restart()
+            state.notify()
+    else:
+        cluster.down(0)
+        wait_until(consumer, lambda state: state.down)
+        cluster.up(0)
+    # A fetch of an idle topic takes longer.
+    wait_until(consumer, lambda state: not state.down, limit_s=WAIT_MS / 2000)
+    clock.advance(3_600_000)
+    assert len(consumer.poll(10, 0)) == unread
+    assert consumer.poll(10, 0) == []
 
 
 def test_a_wrong_token_is_raised(cluster: FakeCluster, make: Make) -> None:
