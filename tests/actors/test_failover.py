@@ -314,7 +314,7 @@ def test_the_heartbeat_goes_on_while_the_ack_loop_waits_for_a_lock_that_a_slow_d
     clock = ManualClock(monotonic_ms=Clock().monotonic_ms())
     monkeypatch.setattr(host.heartbeat, "_clock", clock)
     if name == "put_lock":
-        lock = HeldLock(host.store.put_lock)
+        lock = HeldLock(host.store.put_lock.thread_lock)
         monkeypatch.setattr(host.elections, "_put_lock", lock)
     else:
         lock = HeldLock(host.log_lock)
