@@ -40,10 +40,11 @@ USES = {
     "bench": "import rich.live; from raymq.cluster.bench import run",
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     # Tests of what the standard library does differently in each Python: times, asyncio, futures, bytes.
-    "dev": "import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build; "
+    "dev": "import subprocess, sys; import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build; "
     "tests = ['cluster/test_json_rows.py', 'cluster/test_async_clients.py', 'cluster/test_producer.py', "
     "'store/test_record.py', 'store/test_properties.py']; "
-    "raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', *('tests/' + each for each in tests)]))",
+    "words = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *('tests/' + each for each in tests)]; "
+    "sys.exit(subprocess.run(words).returncode)",
 }
 #: a demo that takes longer hangs
 DEMO_TIMEOUT_S = 600

@@ -17,6 +17,7 @@ paths            paths and names of a cluster: data directory, run directory, ac
 arguments        checks of a caller's arguments
 forks            tells objects of this process from those made before a fork
 unclosed         base of clients with open connections
+event_wait       waits for an asyncio event, up to a timeout
 messages/        the message model
 produce/         producers
 consume/         consumers

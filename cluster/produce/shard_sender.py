@@ -165,6 +165,7 @@ class ShardSender:
         while self._wait_for_batches():
             connection: Connection | None = None
             stream: PutStream | None = None
+
             try:
                 connection, self._route = self._routes.connect_leader(self._shard)
                 stream = connection.put_stream()
