@@ -71,9 +71,11 @@ def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: P
             found.extend(part.next_offset for part in parts)
 
         reader = threading.Thread(target=read)
-        reader.start()
-        until(lambda: ("t", 0) in dispatcher._waiting_reads, lambda: reader.join(0.001))
-        dispatch_all(store)
+        # Otherwise the read would dispatch by itself, perhaps before this thread sees it wait.
+        with dispatcher.paused():
+            reader.start()
+            until(lambda: ("t", 0) in dispatcher._waiting_reads, lambda: reader.join(0.001))
+            dispatch_all(store)
         dispatcher.wake_readers()
         reader.join()
         assert found == [1]
