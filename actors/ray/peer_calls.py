@@ -84,7 +84,7 @@ class EndpointQuestions:
             if question.endpoint is not None:
                 self._note(replica, question.endpoint)
         except Exception:
-            # Whatever it is, there is no answer. The next question may get one.
+            # After any error there is no answer. The next question may get one.
             logger.exception("replica %d", replica)
         finally:
             question.answered.set()
