@@ -58,6 +58,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
 )
 _CERTIFICATE_WARN_DAYS = 30
+#: Ray's variable that lets its connections use the proxy of the environment
+_RAY_PROXY = "RAY_grpc_enable_http_proxy"
 #: how long a process that gave up is mentioned
 _LAST_GIVE_UP_MS = 24 * 3_600_000
 
@@ -104,6 +106,7 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         check_shared_memory(*_space_of("/dev/shm")),
         check_auth(os.environ),
+        check_proxy(os.environ),
         check_tls(os.environ, files, Clock().now_ms() / 1000),
         check_disk(directory, _free_bytes(directory, files), _new_files_bytes(data_dir, files)),
     ]
@@ -218,6 +221,21 @@ def check_auth(environment: Mapping[str, str]) -> Check:
     if mode.lower() != "token":
         return _fail("ray token", f"RAY_AUTH_MODE={mode}", "use token or disabled, or unset it")
     return _ok("ray token", "RAY_AUTH_MODE=token")
+
+
+def check_proxy(environment: Mapping[str, str]) -> Check:
+    """Proxies in the environment: RayMQ uses none, and Ray one only if it is asked to."""
+    # gRPC's order. Their values may contain a password.
+    proxies = [
+        name for name in ("grpc_proxy", "https_proxy", "http_proxy") if environment.get(name)
+    ]
+    if not proxies:
+        return _ok("proxy", "none in the environment")
+    found = f"{', '.join(proxies)} set"
+    if environment.get(_RAY_PROXY, "0").lower() in ("1", "true"):
+        found += f", and {_RAY_PROXY} sends Ray's own connections through it"
+        return _warn("proxy", found, f"unset {_RAY_PROXY} before `raymq start` and in clients")
+    return _ok("proxy", f"{found}: connections to replicas and to Ray do not use it")
 
 
 def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Check:

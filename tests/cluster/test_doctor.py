@@ -55,6 +55,12 @@ from tests.support.certificates import Certificates, make_certificates
         (doctor.check_auth({"RAY_AUTH_MODE": "token"}), "ok"),
         (doctor.check_auth({"RAY_AUTH_MODE": "disabled"}), "warn"),
         (doctor.check_auth({"RAY_AUTH_MODE": "maybe"}), "fail"),
+        (doctor.check_proxy({"http_proxy": ""}), "ok"),
+        (doctor.check_proxy({"https_proxy": "http://user:secret@proxy:3128"}), "ok"),
+        (
+            doctor.check_proxy({"grpc_proxy": "http://p:1", "RAY_grpc_enable_http_proxy": "1"}),
+            "warn",
+        ),
         (doctor.check_disk("/data", None), "fail"),
         (doctor.check_disk("/data", 1 * GIB), "fail"),
         (doctor.check_disk("/data", 10 * GIB), "warn"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -152,3 +153,20 @@ def test_a_stream_outlives_the_closing_of_its_connection(
     stream.close()
     stream.close()
     assert found == []
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_a_proxy_of_the_environment_is_not_used(
+    connection: ShardConnection, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    # It accepts no connection and answers nothing: a client that uses it gets no answer.
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        direct = ShardConnection(connection.endpoint, TOKEN, CLUSTER_ID, 0)
+        assert direct.call("routes", timeout=30) == {}
+        direct.close()
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
