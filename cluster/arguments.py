@@ -46,6 +46,21 @@ def check_offsets(offsets: Mapping[int, int]) -> None:
         check_number(f"the offset of queue {queue_id}", offset, 0, OFFSET_MAX)
 
 
+def clean_token(field: str, token: str | None) -> str:
+    """A token that a user gave, without space around it: files and Kubernetes' secrets end in a newline.
+
+    Returns: "" for None. Raises: Rejected for characters that no token has. The error does not show the token.
+    """
+    text = (token or "").strip()
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise Rejected(
+            f"{field} has a character that no token has; give the content of the file `token` in the data directory",
+            field=field,
+            limit="visible ASCII characters",
+        )
+    return text
+
+
 def takes_options_of(described: Callable[..., Any]) -> Callable[[_Function], _Function]:
     """Decorate a function that passes `**options` on: its signature then shows the keywords of `described`."""
 

@@ -17,7 +17,7 @@ from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 from raymq.store.state.topics import SYSTEM_PREFIX
 
-from .arguments import takes_options_of
+from .arguments import clean_token, takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .new_topic import create_everywhere
 from .paths import ClusterPaths
@@ -128,6 +128,7 @@ class Cluster:
             raise Rejected(
                 f"{url!r}: use raymq://host:port or raymq+tls://host:port", field="target"
             )
+        token = clean_token("token", token)
         if not token:
             raise Rejected(
                 f"{url} needs the cluster's token: pass token=..., or set RAYMQ_TOKEN, to the content of the file "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
-from raymq.cluster.arguments import OFFSET_MAX, check_choice
+from raymq.cluster.arguments import OFFSET_MAX, check_choice, clean_token
 from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.cluster.transport.tls import parse_url
 from raymq.store.base.errors import Rejected
@@ -330,7 +330,7 @@ def _addresses(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _token(given: Mapping[str, str]) -> str:
-    token = given.get("raymq.token") or os.environ.get(TOKEN_VARIABLE)
+    token = clean_token("raymq.token", given.get("raymq.token") or os.environ.get(TOKEN_VARIABLE))
     if not token:
         raise Rejected(
             f"option raymq.token is missing; set it, or {TOKEN_VARIABLE} on the driver, to the content of the file "

@@ -269,6 +269,10 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 "no token: pass token=... or set RAYMQ_TOKEN to the content of the file `token` in "
                 "the cluster's data directory"
             )
+        if len(values) > 1:
+            raise flight.FlightUnauthenticatedError(
+                f"{len(values)} authorization headers: send one"
+            )
         have = values[0] if isinstance(values[0], bytes) else values[0].encode()
         if not hmac.compare_digest(have, self._want):
             raise flight.FlightUnauthenticatedError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.clock import ManualClock
+from tests.support.fake_backend import TOKEN, FakeCluster
 from tests.support.fake_ray import (
     FakeActor,
     FakeRay,
@@ -593,6 +595,23 @@ def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAYMQ_TOKEN", raising=False)
     with pytest.raises(Rejected, match="RAYMQ_TOKEN"):
         lifecycle.connect("raymq://host:1")
+
+
+def test_the_newline_at_the_end_of_a_token_is_not_part_of_it() -> None:
+    shard = FakeCluster()
+    with (
+        closing(shard),
+        lifecycle.connect(f"raymq://{shard.endpoints[0]}", token=f"{TOKEN}\n") as found,
+    ):
+        assert found.token == TOKEN
+
+
+@pytest.mark.parametrize("token", ["two words", "a\x00b", "tokén", "a\nb"])
+def test_a_token_with_characters_that_no_token_has_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(Rejected, match="content of the file") as refused:
+        lifecycle.connect("raymq://127.0.0.1:1", token=token)
+    assert refused.value.field == "token"
+    assert token not in str(refused.value)
 
 
 # --- the handle -----------------------------------------------------------------------------------

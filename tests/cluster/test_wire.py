@@ -186,6 +186,19 @@ def test_a_missing_token_is_refused(cluster: FakeCluster) -> None:
     client.close()
 
 
+@pytest.mark.parametrize("second", [TOKEN, "wrong"])
+def test_a_second_authorization_header_is_refused(cluster: FakeCluster, second: str) -> None:
+    client = flight.FlightClient(f"grpc://{cluster.endpoints[0]}")
+    headers = [(b"authorization", flight_messages.bearer(token)) for token in (TOKEN, second)]
+    with pytest.raises(flight.FlightUnauthenticatedError, match="2 authorization headers"):
+        list(
+            client.do_action(
+                flight.Action("describe", b"{}"), flight.FlightCallOptions(headers=headers)
+            )
+        )
+    client.close()
+
+
 @pytest.mark.parametrize(
     ("identity", "field"), [(("d" * 32, 0), "cluster_id"), ((CLUSTER_ID, 1), "shard")]
 )

@@ -128,7 +128,7 @@ def test_the_token_may_come_from_the_environment_of_the_driver(
 ) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     check_refused("raymq.token", TOKEN_VARIABLE, **{"raymq.token": None})
-    monkeypatch.setenv(TOKEN_VARIABLE, "other")
+    monkeypatch.setenv(TOKEN_VARIABLE, "other\n")
     given = {name: value for name, value in NEEDED.items() if name != "raymq.token"}
     assert SourceOptions.parse(given).token == "other"
 
