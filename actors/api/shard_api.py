@@ -111,8 +111,14 @@ class ShardBackend(Protocol):
         """Serve one stream of the leader's Replication until `frames` ends."""
 
 
-def put_request(meta: dict[str, Any], batch: pa.RecordBatch | SmallBatch) -> PutRequest:
-    """A put as it came over the network. Args: `meta`: as in protocol/flight_messages.py.
+def put_request(
+    meta: dict[str, Any],
+    batch: pa.RecordBatch | SmallBatch,
+    born_host: tuple[str, int] | None = None,
+) -> PutRequest:
+    """A put as it came over the network.
+
+    Args: `meta`: as in protocol/flight_messages.py. `born_host`: as of `PutRequest`.
 
     Raises: Rejected; KeyError, TypeError, ValueError for other metadata.
     """
@@ -126,6 +132,7 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | SmallBatch) -> Put
             meta["epoch"],
             meta["seq"],
             meta["acks"],
+            born_host=born_host,
         )
 
     acks = meta.get("acks", "quorum")
@@ -142,7 +149,16 @@ def put_request(meta: dict[str, Any], batch: pa.RecordBatch | SmallBatch) -> Put
         check_integer("producer_id", producer_id)
 
     topic = check_name("topic", meta["topic"])
-    return PutRequest(topic, meta["queue"], batch, producer_id, epoch, first_sequence, acks)
+    return PutRequest(
+        topic,
+        meta["queue"],
+        batch,
+        producer_id,
+        epoch,
+        first_sequence,
+        acks,
+        born_host=born_host,
+    )
 
 
 def notify_all_done(tickets: Iterable[PutTicket]) -> None:

@@ -1,6 +1,6 @@
 """The calls of a shard's Ray actor by which a client puts and reads without Flight (ray://).
 
-    open_stream(cluster_id) -> name of a new put stream
+    open_stream(cluster_id, node_ip or None) -> name of a new put stream
     append(call, buffers)   -> acks; `pack_call` makes the arguments, `unpack_acks` reads the answer
     read(cluster_id, topic, offsets, max_bytes, max_records, wait_ms[, seen_epoch])
                             -> (queue_id, first offset, next offset, min offset, max offset, records, error[, epoch])

@@ -56,6 +56,7 @@ from .replica_files import (
     old_port,
     read_json,
     read_last_end,
+    resolve_ip,
     write_endpoint,
     write_json,
     write_last_end,
@@ -196,7 +197,9 @@ class CommitLogActor:
         self._last_end = read_last_end(root)
         is_first = not restarted and not spec["formed"] and not spec["generation"]
         is_first = is_first and not self._has_begun_again
-        host = self._make_host(root, is_first=is_first)
+        store_ip = resolve_ip(address.advertised)
+        port = old_port(root, address.bind)
+        host = self._make_host(root, is_first=is_first, store_host=(store_ip, port))
 
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
@@ -206,9 +209,11 @@ class CommitLogActor:
             server = _load(spec["server"])(
                 host,
                 host=address.bind,
-                port=old_port(root, address.bind),
+                port=port,
                 token=spec["token"],
                 tls=spec["tls"],
+                # No put comes before the records can name the port.
+                on_bound=lambda port: host.set_store_host(store_ip, port),
             )
             undo.callback(server.close)
 
@@ -219,17 +224,22 @@ class CommitLogActor:
             self._host = host
             undo.pop_all()
 
-    def _make_host(self, root: Path, *, is_first: bool) -> Any:
+    def _make_host(self, root: Path, *, is_first: bool, store_host: tuple[str, int]) -> Any:
         """The host of the spec, which recovers the replica.
 
-        Args: `is_first`: no start of it was complete before, and it takes the place of no other replica.
+        Args: `is_first`: no start of it was complete before, and it takes the place of no other replica. `store_host`:
+        what records name that are written before the replica serves clients.
         """
         from raymq.actors.replica import open_replica
         from raymq.actors.shared.control_block import COMMIT_REAL_TIME
 
         spec = self._spec
         # As in RocketMQ, a follower has no pool: the bytes that it acknowledges are in its files.
-        config = replace(_config(spec), transient_pool=COMMIT_REAL_TIME in spec["satellites"])
+        config = replace(
+            _config(spec),
+            transient_pool=COMMIT_REAL_TIME in spec["satellites"],
+            store_host=store_host,
+        )
 
         identity = {
             **_facts(

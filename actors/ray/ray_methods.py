@@ -19,6 +19,7 @@ from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_acks, unpack_call
 from raymq.actors.protocol.small_puts import SmallPut
+from raymq.store.base import format as fmt
 from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.records.record import PUT_SCHEMA, SmallBatch
 from raymq.store.records.requests import FetchSlice, PutOutcome
@@ -45,6 +46,8 @@ class _PutTurns:
 
     #: the call whose turn it is
     next: int = 1
+    #: (IP, port) of the producer; None: not known
+    born_host: tuple[str, int] | None = None
     #: a call was refused or did not come: no later one may overtake it
     broken: bool = False
 
@@ -65,12 +68,18 @@ class RayMethods:
 
     # --- put streams ------------------------------------------------------------------------------
 
-    def open_stream(self, cluster_id: str) -> str:
-        """A new put stream. Raises: Rejected when this is another cluster."""
+    def open_stream(self, cluster_id: str, node_ip: str | None = None) -> str:
+        """A new put stream. Args: `node_ip`: of the producer's node; None: not known.
+
+        Raises: Rejected when this is another cluster, or if that is no IP address.
+        """
         self._check_identity(cluster_id)
+        born_host = None if node_ip is None else (node_ip, 0)
+        if born_host is not None:
+            fmt.pack_host(*born_host)
         name = secrets.token_hex(8)
         with self._lock:
-            self._streams[name] = _PutTurns()
+            self._streams[name] = _PutTurns(born_host=born_host)
             while len(self._streams) > STREAMS_MAX:
                 _, forgotten = self._streams.popitem(last=False)
                 forgotten.broken = True
@@ -90,10 +99,12 @@ class RayMethods:
         turn = self._take_turn(head["stream"], head["number"])
         try:
             if len(small) == len(batches):
-                results = self._put_small(small, head["producer_waits"])
+                results = self._put_small(small, head["producer_waits"], turn.born_host)
             else:
                 producer_waits = head["producer_waits"] and len(batches) == 1
-                results = [self._put(meta, data, producer_waits) for meta, data in batches]
+                results = [
+                    self._put(meta, data, producer_waits, turn.born_host) for meta, data in batches
+                ]
         finally:
             with self._lock:
                 turn.next += 1
@@ -131,11 +142,14 @@ class RayMethods:
             return turn
 
     def _put_small(
-        self, puts: list[SmallPut], producer_waits: bool
+        self,
+        puts: list[SmallPut],
+        producer_waits: bool,
+        born_host: tuple[str, int] | None,
     ) -> list[PutTicket | RayMQError]:
         """Put the small batches of one call together."""
         try:
-            requests = [put_request(meta, batch) for meta, batch in puts]
+            requests = [put_request(meta, batch, born_host) for meta, batch in puts]
             return self._backend.put_many(requests, producer_waits=producer_waits)
         except RayMQError as error:
             return [error] * len(puts)
@@ -143,10 +157,18 @@ class RayMethods:
             # The calls after it must still be answered.
             return [Bug(f"put: {error!r}")] * len(puts)
 
-    def _put(self, meta: dict[str, Any], data: Any, producer_waits: bool) -> PutTicket | RayMQError:
+    def _put(
+        self,
+        meta: dict[str, Any],
+        data: Any,
+        producer_waits: bool,
+        born_host: tuple[str, int] | None,
+    ) -> PutTicket | RayMQError:
         try:
             batch = pa.ipc.read_record_batch(data, PUT_SCHEMA)
-            return self._backend.put(put_request(meta, batch), producer_waits=producer_waits)
+            return self._backend.put(
+                put_request(meta, batch, born_host), producer_waits=producer_waits
+            )
         except RayMQError as error:
             return error
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:

@@ -6,6 +6,7 @@ Its generation is there, too: how often the replica had been replaced when the d
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import socket
 import threading
@@ -84,6 +85,16 @@ def read_led_epoch(root: Path) -> int | None:
     """The epoch that a replica led last, or None if it never led, or the file is damaged. Raises: OSError."""
     led = read_json(root, "leadership")
     return int(led["epoch"]) if isinstance(led, dict) and "epoch" in led else None
+
+
+def resolve_ip(host: str) -> str:
+    """The IP address of an address that may be a DNS name. Raises: OSError if the name is not known."""
+    try:
+        return str(ipaddress.ip_address(host.strip("[]").partition("%")[0]))
+    except ValueError:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        # The first: what a client tries first.
+        return str(found[0][4][0]).partition("%")[0]
 
 
 class PeerAddresses:

@@ -246,6 +246,10 @@ class ReplicaHost:
         )
         self.log = self.store.log
 
+    def set_store_host(self, ip: str, port: int) -> None:
+        """Name the address under which this replica serves clients in the records that it writes from now on."""
+        self.log.store_host = (ip, port)
+
     def _abandon(self) -> None:
         """Release the store as a crash would."""
         self.store.abandon()

@@ -30,8 +30,8 @@ CALL_TIMEOUT_S = 30.0
 #: a restarted server for up to two minutes. Retries would hide broken connections.
 #: The kernel ends a connection whose bytes the other side has not taken for 5 s: its process is stopped, or its machine
 #: is away. A cancelled stream does not end a write that waits for the socket. Pings are rarer than a server tolerates.
-#: gRPC would take a proxy from the environment (http_proxy, https_proxy, grpc_proxy). Token and bodies would go to it in
-#: the clear, or no replica would be reached, because proxies seldom reach a cluster's own addresses.
+#: gRPC would take a proxy from the environment (http_proxy, https_proxy, grpc_proxy). Token and bodies would go to it
+#: in the clear, or no replica would be reached, because proxies seldom reach a cluster's own addresses.
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -42,9 +44,23 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one backend. Made by `serve`."""
 
     def __init__(
-        self, backend: ShardBackend, host: str, port: int, token: str, tls: bool = False
+        self,
+        backend: ShardBackend,
+        host: str,
+        port: int,
+        token: str,
+        tls: bool = False,
+        on_bound: Callable[[int], None] | None = None,
     ) -> None:
         """See `serve`."""
+        self._backend = backend
+        self._memory = ReceiveMemory()
+        self._stop_notices: set[Callable[[], None]] = set()
+        self._lock = threading.Lock()
+        self._stopping = False
+        #: `on_bound` has returned
+        self._admits = threading.Event()
+
         identity = tls_files.server_identity(os.environ, Files()) if tls else None
         read_in_waiting_threads()
         super().__init__(
@@ -52,11 +68,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             tls_certificates=None if identity is None else [identity],
             middleware={"auth": _Authorization(token)},
         )
-        self._backend = backend
-        self._memory = ReceiveMemory()
-        self._stop_notices: set[Callable[[], None]] = set()
-        self._lock = threading.Lock()
-        self._stopping = False
+        # Calls arrive from here on, and wait.
+        if on_bound is not None:
+            on_bound(self.port)
+        self._admits.set()
 
     def close(self) -> None:
         """Stop listening at once, send GOAWAY on every stream, wait a short while for their ends.
@@ -95,6 +110,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
         """Serve one administrative operation: JSON in, {"result"} or {"error"} out."""
+        self._admits.wait()
         try:
             request = flight_messages.unpack(action.body)
             self._check_identity(request)
@@ -124,13 +140,16 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve a stream until its client ends it. Errors are sent as errors of errors.py."""
+        self._admits.wait()
         try:
             opening = flight_messages.unpack(descriptor.command)
             self._check_identity(opening)
             op = opening.get("op")
 
             if op == flight_messages.PUT:
-                put_stream = PutStreamServer(self._backend, reader, writer, self._memory)
+                put_stream = PutStreamServer(
+                    self._backend, reader, writer, self._memory, born_host_of(context.peer())
+                )
                 with self._notify_on_stop(put_stream.goaway):
                     put_stream.run()
             elif op == flight_messages.FETCH:
@@ -280,10 +299,33 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             )
 
 
-def serve(backend: ShardBackend, *, host: str, port: int, token: str, tls: bool = False) -> Server:
+def serve(
+    backend: ShardBackend,
+    *,
+    host: str,
+    port: int,
+    token: str,
+    tls: bool = False,
+    on_bound: Callable[[int], None] | None = None,
+) -> Server:
     """Serve a backend at host:port (0: any free port, see `.port`). `.close()` ends it.
 
-    With `tls` the certificate comes from Ray's certificate variables (tls.py). Raises: Rejected when they are missing
-    or wrong.
+    With `tls` the certificate comes from Ray's certificate variables (tls.py). `on_bound` is called with the port,
+    before the first call is served. Raises: Rejected when the certificates are missing or wrong.
     """
-    return Server(backend, host, port, token, tls)
+    return Server(backend, host, port, token, tls, on_bound)
+
+
+def born_host_of(peer: str) -> tuple[str, int] | None:
+    """IP and port of a client as gRPC names it, ipv4:1.2.3.4:5 or ipv6:%5B::1%5D:5; None for any other name.
+
+    An IPv4 address that arrived at an IPv6 socket is an IPv4 address.
+    """
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    # A link-local address ends in the name of an interface.
+    ip = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return str(mapped or ip), int(port)

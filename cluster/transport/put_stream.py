@@ -71,10 +71,16 @@ class PutStreamServer:
     """
 
     def __init__(
-        self, backend: ShardBackend, reader: Any, writer: Any, memory: ReceiveMemory | None = None
+        self,
+        backend: ShardBackend,
+        reader: Any,
+        writer: Any,
+        memory: ReceiveMemory | None = None,
+        born_host: tuple[str, int] | None = None,
     ) -> None:
-        """Args: `memory`: shared by all streams of the server."""
+        """Args: `memory`: shared by all streams of the server. `born_host`: as of `PutRequest`."""
         self._backend = backend
+        self._born_host = born_host
         self._memory = memory or ReceiveMemory()
         #: the `stream_limit_bytes` that the client knows
         self._limit_sent = LIMIT_BYTES
@@ -175,7 +181,7 @@ class PutStreamServer:
         """Put the small batches of one message together."""
         first, last = puts[0][0], puts[-1][0]
         self._note_read(first["read"])
-        requests = [put_request(meta, batch) for meta, batch in puts]
+        requests = [put_request(meta, batch, self._born_host) for meta, batch in puts]
         results: list[PutTicket | RayMQError]
         try:
             _check_size(size)
@@ -202,7 +208,7 @@ class PutStreamServer:
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
             _check_size(size)
-            request = put_request(meta, batch)
+            request = put_request(meta, batch, self._born_host)
         except RayMQError as error:
             result = error
         except (KeyError, TypeError, ValueError) as error:

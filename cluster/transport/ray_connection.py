@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 import ray.exceptions
+import ray.util.client
 
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_call, unpack_acks
@@ -196,7 +197,7 @@ class RayPutStream(_RayStream):
         """Wait until the shard has accepted the stream. Raises: Unavailable; Rejected when refused."""
         try:
             self._append = self._actor.append
-            reference = self._actor.open_stream.remote(self._cluster_id)
+            reference = self._actor.open_stream.remote(self._cluster_id, _node_ip())
         except Exception as error:
             raise translate(error, self._name) from error
         stream: str = self._result(reference)
@@ -259,6 +260,12 @@ class RayPutStream(_RayStream):
         """Like `_RayStream.abort`."""
         super().abort()
         self._calls.put(None)
+
+
+def _node_ip() -> str | None:
+    """The IP address of the node that this process runs on; None with Ray Client, whose calls another process makes."""
+    util: Any = ray.util
+    return None if util.client.ray.is_connected() else str(util.get_node_ip_address())
 
 
 class RayFetchStream(_RayStream):

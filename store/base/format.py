@@ -268,6 +268,7 @@ def tags_code(tags: str | None) -> int:
 
 
 @lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def pack_host(ip: str, port: int) -> bytes:
     """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is not an address."""
     try:

@@ -142,7 +142,7 @@ class MessagePut:
             return self._refused(error)
 
         first = appended[0]
-        host = self._config.store_host
+        host = self._store.log.store_host
         stored = AppendResult(
             first.physical_offset,
             first.end_offset - first.physical_offset,

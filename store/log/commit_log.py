@@ -88,6 +88,8 @@ class CommitLog:
         self.files = files
         self.clock = clock
 
+        #: IP and port that new records carry as store host. A replica that clients reach sets its own
+        self.store_host = config.store_host
         #: RayMQ wrote this store; False: Apache RocketMQ did (glossary: foreign store)
         self.is_own_store = True
         #: why nothing more is appended; None: all is well

@@ -183,7 +183,7 @@ class InnerPut:
         stored then.
         """
         self._check_open()
-        host = self._config.store_host
+        host = self._log.store_host
         encoded = [EncodedInner(message, store_host=host) for message in messages]
         head = None
         if progress is not None:

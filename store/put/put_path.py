@@ -175,7 +175,8 @@ class PutPath:
             request.queue_id,
             request.batch,
             stamp=stamp,
-            store_host=self._config.store_host,
+            store_host=self._log.store_host,
+            born_host=request.born_host,
             small=small,
         )
 

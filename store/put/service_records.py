@@ -55,7 +55,7 @@ class ServiceRecords:
             {TAGS: kind},
             born_time_ms=now_ms,
         )
-        encoded = EncodedInner(message, store_host=self._config.store_host)
+        encoded = EncodedInner(message, store_host=self._log.store_host)
         check_record_size(self._config, 0, encoded.size)
         return encoded
 

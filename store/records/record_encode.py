@@ -113,18 +113,17 @@ def encode_batch(
     Raises: Rejected for a stamp or host that cannot be written.
     """
     store_bytes = fmt.pack_host(*store_host)
-    is_ipv4 = len(store_bytes) == 8
-    has_defaults = not flag and not sys_flag and born_host is None
-    if small is not None and is_ipv4 and has_defaults:
-        topic_bytes, magic = _topic_field(topic)
-        return EncodedSmallBatch(topic_bytes, magic, queue_id, small, stamp=stamp, host=store_bytes)
+    born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
+    topic_bytes, magic = _topic_field(topic)
+    if small is not None and not flag and not sys_flag:
+        return EncodedSmallBatch(
+            topic_bytes, magic, queue_id, small, stamp=stamp, born=born_bytes, store=store_bytes
+        )
     if isinstance(batch, SmallBatch):
         batch = batch.to_batch()
 
     count = batch.num_rows
     body, tag, properties, born = batch.columns
-    born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
-    topic_bytes, magic = _topic_field(topic)
 
     # topic, and the length of all properties, which is set below; the stamp is the first property
     head = topic_bytes + b"\0\0"

@@ -27,6 +27,8 @@ class PutRequest(NamedTuple):
     #: the shard has checked the rows before, when they were staged. Only `staged_rows.publish` says so: no message of
     #: the network has this field
     was_staged: bool = False
+    #: (IP, port) of the producer, as the connection shows it; None: not known, the records name the store host
+    born_host: tuple[str, int] | None = None
 
 
 class AppendedRows(NamedTuple):

@@ -42,8 +42,6 @@ SMALL_ROWS_MAX = 64
 #: longer rows cost more to copy than the arrays cost
 SMALL_BYTES_MAX = 128 << 10
 
-_HEADER = fmt.HEADER
-
 
 class SmallBatch(NamedTuple):
     """The columns of a batch of PUT_SCHEMA, up to SMALL_ROWS_MAX rows and about SMALL_BYTES_MAX bytes."""
@@ -107,15 +105,18 @@ def _properties_valid(tag: str | None, properties: bytes | None) -> bool:
 
 
 class EncodedSmallBatch:
-    """`record_encode.EncodedBatch` of a small batch, without arrays. Hosts are IPv4, flags 0."""
+    """`record_encode.EncodedBatch` of a small batch, without arrays. The flag is 0."""
 
     __slots__ = (
         "_batch",
+        "_born",
         "_crcs",
-        "_host",
+        "_header",
         "_magic",
         "_queue_id",
         "_record_sizes",
+        "_store",
+        "_sys_flag",
         "_tails",
         "count",
         "keyed",
@@ -130,13 +131,16 @@ class EncodedSmallBatch:
         batch: SmallBatch,
         *,
         stamp: Stamp | None,
-        host: bytes,
+        born: bytes,
+        store: bytes,
     ) -> None:
-        """Args: `topic`: its field in the record. `host`: the 8 bytes of born and store host. Raises: Rejected."""
+        """Args: `topic`: its field in the record. `born`, `store`: packed hosts. Raises: Rejected."""
         self._batch = batch
         self._magic = magic
         self._queue_id = queue_id
-        self._host = host
+        self._born, self._store = born, store
+        self._sys_flag = fmt.host_flags(born, store)
+        self._header = fmt.header_struct(len(born) > 8, len(store) > 8)
         #: number of rows
         self.count = len(batch.bodies)
         self._crcs = [body_crc(body) for body in batch.bodies]
@@ -151,7 +155,7 @@ class EncodedSmallBatch:
             tails.append(topic + len(stored).to_bytes(2, "big") + stored)
         self._tails = tails
 
-        fixed = _HEADER.size
+        fixed = self._header.size
         self._record_sizes = [
             fixed + len(body) + len(tail) for body, tail in zip(batch.bodies, tails, strict=True)
         ]
@@ -188,12 +192,13 @@ class EncodedSmallBatch:
         """The records of rows [start, stop), as `EncodedBatch.records` makes them."""
         require(0 <= start <= stop <= self.count, "rows of a batch", start=start, stop=stop)
         bodies, _, _, born_times_ms = self._batch
-        magic, queue_id, host = self._magic, self._queue_id, self._host
+        magic, queue_id, sys_flag = self._magic, self._queue_id, self._sys_flag
+        born, store, pack = self._born, self._store, self._header.pack
 
         parts: list[bytes] = []
         for row in range(start, stop):
             body, size = bodies[row], self._record_sizes[row]
-            header = _HEADER.pack(
+            header = pack(
                 size,
                 magic,
                 self._crcs[row],
@@ -201,11 +206,11 @@ class EncodedSmallBatch:
                 0,
                 queue_offset,
                 physical_offset,
-                0,
+                sys_flag,
                 born_times_ms[row],
-                host,
+                born,
                 store_time_ms,
-                host,
+                store,
                 0,
                 0,
                 len(body),

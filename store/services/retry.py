@@ -76,7 +76,7 @@ def send_back(
     copy = _copy(message, target, here, min(level, levels))
 
     limit = store.config.record_bytes_max - GROUP_RESERVE_BYTES
-    size = EncodedInner(copy, store_host=store.config.store_host).size
+    size = EncodedInner(copy, store_host=store.log.store_host).size
     if size > limit:
         raise Rejected(
             f"sent back the message makes a record of {size} bytes; one that is delivered later may have {limit}",

@@ -124,7 +124,7 @@ class TransactionService:
     def _check_size(self, half: InnerMessage) -> None:
         """Check that a prepared message can also be committed, together with its op record."""
         config = self._store.config
-        size = EncodedInner(half, store_host=config.store_host).size
+        size = EncodedInner(half, store_host=self._store.log.store_host).size
         limit = config.record_bytes_max - OP_RESERVE_BYTES
         if size > limit:
             fault = f"the half message makes a record of {size} bytes, the limit is {limit}"

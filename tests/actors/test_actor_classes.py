@@ -125,6 +125,7 @@ until(lambda: actor.ready()["state"] == "RUNNING", lambda: threading.Event().wai
 with socket.socket() as probe:
     print(probe.connect_ex(("127.0.0.1", ports[0])) == errno.ECONNREFUSED or ports[0] == ports[1])
 print(actor.endpoint() == f"127.0.0.1:{ports[1]}", len(ports))
+print(actor._host.log.store_host == ("127.0.0.1", ports[1]))
 actor.close(0.0)
 """
 
@@ -139,4 +140,6 @@ def test_a_start_whose_endpoint_cannot_be_written_releases_everything_and_the_ne
         "OSError: [Errno 24] Too many open files",
         "True",
         "True 2",
+        # Records name the address of the server that serves.
+        "True",
     ], done.stderr

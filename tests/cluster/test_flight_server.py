@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
 from raymq.cluster.transport import flight_server
-from raymq.cluster.transport.flight_server import FETCH_STEP_MS, Server
+from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.cluster.transport.flight_server import FETCH_STEP_MS, Server, serve
 from raymq.store.records.requests import FetchRequest, FetchSlice
 from tests.support.clock import ManualClock
-from tests.support.fake_backend import FakeBackend
+from tests.support.fake_backend import TOKEN, FakeBackend
 
 
 class Behind(FakeBackend):
@@ -36,3 +38,43 @@ def test_a_fetch_waits_no_longer_than_asked_and_one_read(monkeypatch: pytest.Mon
         request = FetchRequest("t", {0: 0}, 1 << 20, 10, 9000)
         assert server._read(SimpleNamespace(is_cancelled=lambda: False), request) == []
     assert backend.waits == [FETCH_STEP_MS, FETCH_STEP_MS]
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:192.0.2.7:5", ("192.0.2.7", 5)),
+        ("ipv6:%5B2001:db8::1%5D:50000", ("2001:db8::1", 50000)),
+        ("ipv6:[fe80::1%25eth0]:7", ("fe80::1", 7)),
+        # An IPv4 client of a server that listens on [::].
+        ("ipv6:%5B::ffff:192.0.2.7%5D:5", ("192.0.2.7", 5)),
+        ("unix:/tmp/socket", None),
+        ("", None),
+    ],
+)
+def test_the_born_host_is_the_address_that_the_connection_shows(
+    peer: str, host: tuple[str, int] | None
+) -> None:
+    assert flight_server.born_host_of(peer) == host
+
+
+def test_no_call_is_served_before_the_port_is_known() -> None:
+    backend, answers = FakeBackend(), []
+    bound = threading.Event()
+
+    def ask(port: int) -> None:
+        client = ShardConnection(f"127.0.0.1:{port}", TOKEN)
+        answers.append((client.call("describe")["shard"], bound.is_set()))
+        client.close()
+
+    def on_bound(port: int) -> None:
+        asking.append(threading.Thread(target=ask, args=(port,)))
+        asking[0].start()
+        # Far longer than the call takes when nothing holds it.
+        asking[0].join(0.2)
+        bound.set()
+
+    asking: list[threading.Thread] = []
+    with closing(serve(backend, host="127.0.0.1", port=0, token=TOKEN, on_bound=on_bound)):
+        asking[0].join(30)
+    assert answers == [(0, True)]

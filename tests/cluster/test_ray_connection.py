@@ -286,6 +286,24 @@ def test_small_batches_travel_as_bytes(backend: FakeBackend, cut: int, count: in
         RayMethods(backend).append(call[: 1 + cut])
 
 
+@pytest.mark.parametrize(("node_ip", "born_host"), [(None, None), ("192.0.2.7", ("192.0.2.7", 0))])
+def test_puts_name_the_node_of_the_process_that_calls(
+    backend: FakeBackend, node_ip: str | None, born_host: tuple[str, int] | None
+) -> None:
+    methods = RayMethods(backend)
+    stream = methods.open_stream(CLUSTER_ID, node_ip)
+    small = (meta(1) | {"read": -1}, SmallBatch([b"body"], [None], [None], [0]))
+    large = (meta(2), batch([b"body"]))
+    for number, put in enumerate((small, large), 1):
+        methods.append(*pack_call(stream, number, [put], producer_waits=False))
+    assert [put.born_host for put in backend.puts] == [born_host, born_host]
+
+
+def test_a_node_that_is_no_ip_address_is_refused(backend: FakeBackend) -> None:
+    with pytest.raises(Rejected, match="not an IP address"):
+        RayMethods(backend).open_stream(CLUSTER_ID, "host.example")
+
+
 def test_small_batches_of_one_call_are_put_together(
     backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

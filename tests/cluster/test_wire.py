@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import FetchRequest
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster
+from tests.support.tcp_proxy import TcpProxy
 
 
 @pytest.fixture
@@ -102,6 +104,22 @@ def test_large_and_small_batches_of_a_stream_keep_their_order(
     assert [ack["id"] for ack in acks] == list(range(len(sizes)))
     assert [ack["first_offset"] for ack in acks] == list(range(len(sizes)))
     assert [len(body) for body in cluster.backends[0].bodies("t")] == sizes
+
+
+def test_every_put_of_a_stream_names_the_address_of_its_client(cluster: FakeCluster) -> None:
+    small = {"read": -1, "acks": "quorum"}
+    with closing(TcpProxy(cluster.servers[0].port)) as proxy:
+        connection = ShardConnection(f"127.0.0.1:{proxy.port}", TOKEN, CLUSTER_ID, 0)
+        stream = connection.put_stream()
+        stream.send(meta(1, 0), batch([b"large" * 60_000]))
+        stream.send_small([(meta(2, 1, **small), SmallBatch([b"a"], [None], [None], [0]))])
+        receive(stream, 2)
+        # The client that the server sees is the proxy.
+        (born_host,) = {put.born_host for put in cluster.backends[0].puts}
+        assert born_host in proxy.addresses()
+        assert born_host != ("127.0.0.1", proxy.port)
+        stream.close()
+        connection.close()
 
 
 def test_a_refused_batch_leaves_the_stream_usable(

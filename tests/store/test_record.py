@@ -131,14 +131,18 @@ def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
     st.sampled_from(["t", "T" * 127, LONG_TOPIC]),
     st.none() | st.just(Stamp((1 << 64) - 1, 70_000, 1 << 35)),
     st.integers(0, 4),
+    st.sampled_from([None, V4, V6]),
+    st.sampled_from([V4, V6]),
 )
-def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, start):
+def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, start, born, store):
     batch = batch_of(rows)
     small = record.check_put(topic, batch, max_message_bytes=MIB)
     assert small is not None
     assert small.to_batch().equals(batch)
     values, columns = (
-        record.encode_batch(topic, 3, batch, stamp=stamp, store_host=V4, small=given)
+        record.encode_batch(
+            topic, 3, batch, stamp=stamp, store_host=store, born_host=born, small=given
+        )
         for given in (small, None)
     )
     assert type(values) is not type(columns)

@@ -66,7 +66,13 @@ class ServedShard:
         """Open the store and serve it."""
         identity = {"cluster_id": CLUSTER_ID, "shard": 0, "shards": 1, "name": "served"}
         self.host = open_replica(self.root, self._config, identity=identity, roles=self._roles)
-        self._server = serve(self.host, host="127.0.0.1", port=0, token=TOKEN)
+        self._server = serve(
+            self.host,
+            host="127.0.0.1",
+            port=0,
+            token=TOKEN,
+            on_bound=lambda port: self.host.set_store_host("127.0.0.1", port),
+        )
         self.endpoints = {0: f"127.0.0.1:{self._server.port}"}
         self.host.routes = {"0": self.endpoints[0]}
         self.cluster.refresh()

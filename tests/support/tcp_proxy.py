@@ -57,6 +57,11 @@ class TcpProxy:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
+    def addresses(self) -> set[tuple[str, int]]:
+        """The addresses of the connections' ends here: as what the server sees its clients, among others."""
+        with self._lock:
+            return {each.getsockname() for each in self._sockets}
+
     def cut(self, *, refuse: bool = False) -> None:
         """Break every connection. With `refuse`, also every new one until `mend`."""
         with self._lock:
