@@ -2,16 +2,19 @@
 
 The form is that of Spark's `to_json` and `from_json`: a null field is left out, binary is base64, a time has
 microseconds and, unless it is local, ends in Z. Python reads what Arrow's reader does not take: maps, and floats that
-are "NaN" or "Infinity".
+are "NaN" or "Infinity". Both readers follow one rule: a body has one meaning, whatever is read together with it. A
+value that its column cannot hold is refused. Only floats are rounded, and times cut after their microseconds.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 import re
+import struct
 from collections.abc import Callable
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -27,6 +30,16 @@ _CONTROLS = r"[\x00-\x1f]"
 _ARROW_ROWS_MIN = 16
 _NULL = pa.scalar("null", pa.string())
 
+#: texts that are decimals, dates and times: those of Arrow's reader. What Python takes differs between its versions
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIME = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)"
+    r"(?:[ T](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?(?:Z|([+-])(\d\d):?(\d\d)?)?)?",
+    re.ASCII,
+)
+#: JSON has it, Python's integers have not
+_MINUS_ZERO = Decimal("-0")
 
 #: the first and the last day, and microsecond, of the years 1 to 9999, since 1970
 _DAYS = (-719_162, 2_932_896)
@@ -227,9 +240,22 @@ def _decoded_by_arrow(texts: pa.Array, schema: pa.Schema) -> list[pa.Array] | No
         if table.num_rows != rows:
             return None
         table = table.combine_chunks()
-        return [_converted(_array(table.column(field.name)), field.type) for field in schema]
+        columns = [_converted(_array(table.column(field.name)), field.type) for field in schema]
+        # Python names the row, and tells a literal that is too large from an infinity.
+        is_doubtful = any(has_times_outside(each) or _has_infinity(each) for each in columns)
+        return None if is_doubtful else columns
     except (pa.ArrowException, ValueError):
         return None
+
+
+def _has_infinity(values: pa.Array) -> bool:
+    """Whether a float in a column, or in a part of it, is infinite."""
+    types = pa.types
+    if types.is_floating(values.type):
+        return bool(pc.any(pc.is_inf(values)).as_py())
+    if types.is_struct(values.type):
+        return any(map(_has_infinity, values.flatten()))
+    return types.is_list(values.type) and _has_infinity(values.flatten())
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
@@ -244,6 +270,10 @@ def _read_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("element", _read_type(kind.value_type)))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(each.name, _read_type(each.type)) for each in kind])
+    if pa.types.is_decimal(kind):
+        # Arrow's reader checks the digits of a literal, and not those of the value: it wraps around without a word.
+        # Here 38 digits before and 38 after the point have room. The cast to the column's type checks the value.
+        return pa.decimal256(pa.decimal128(38).precision, kind.scale)
     return kind
 
 
@@ -280,15 +310,31 @@ def _decoded_by_python(texts: pa.Array, schema: pa.Schema) -> list[pa.Array]:
     for row, text in enumerate(texts.to_pylist()):
         name = ""
         try:
-            value = json.loads(text, parse_float=Decimal)
+            value = json.loads(text, parse_float=Decimal, parse_int=_parsed_integer)
             if not isinstance(value, dict):
                 raise ValueError(f"it is JSON, but {type(value).__name__} and not an object")
             for column, (name, read) in zip(found, readers, strict=True):
                 item = value.get(name)
                 column.append(None if item is None else read(item))
         except (ValueError, ArithmeticError, RecursionError) as error:
+            # A row before it may have a value that its type does not take.
+            _all_made([values[:row] for values in found], schema)
             raise NotOfSchema(row, f"column {name}: {error}" if name else str(error)) from None
-    return [_made(values, field) for values, field in zip(found, schema, strict=True)]
+    return _all_made(found, schema)
+
+
+def _all_made(columns: list[list[Any]], schema: pa.Schema) -> list[pa.Array]:
+    """The arrays of all columns. Raises: NotOfSchema for the first row with a value that its type does not take."""
+    made: list[pa.Array] = []
+    faults: list[NotOfSchema] = []
+    for values, field in zip(columns, schema, strict=True):
+        try:
+            made.append(_made(values, field))
+        except NotOfSchema as fault:
+            faults.append(fault)
+    if faults:
+        raise min(faults, key=lambda fault: fault.row)
+    return made
 
 
 def _made(values: list[Any], field: pa.Field) -> pa.Array:
@@ -301,6 +347,10 @@ def _made(values: list[Any], field: pa.Field) -> pa.Array:
             except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
                 raise NotOfSchema(row, f"column {field.name}: {error}") from None
         raise
+
+
+def _parsed_integer(text: str) -> int | Decimal:
+    return _MINUS_ZERO if text == "-0" else int(text)
 
 
 Reader = Callable[[Any], Any]
@@ -342,38 +392,59 @@ def _of(value: Any, python: type, kind: pa.DataType) -> Any:
 
 
 def _integer(value: Any, kind: pa.DataType) -> int:
-    found: int = _of(value, int, kind)
+    found: int = 0 if value is _MINUS_ZERO else _of(value, int, kind)
     return found
 
 
 def _float(value: Any, kind: pa.DataType) -> float:
-    if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
+    if isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity"):
+        # The literals NaN and Infinity, which JSON does not have, arrive as floats, and no others.
+        return float(value)
+    if isinstance(value, str | bool | list | dict) or not math.isfinite(found := float(value)):
         raise ValueError(f"{value!r} is not {kind}")
-    if isinstance(value, bool | list | dict):
-        raise ValueError(f"{value!r} is not {kind}")
-    return float(value)
-
-
-def _decimal(value: Any, kind: pa.DataType) -> Decimal:
-    if isinstance(value, bool | list | dict):
-        raise ValueError(f"{value!r} is not {kind}")
-    found = Decimal(value)
-    if not found.is_finite():
-        raise ValueError(f"{value!r} is not {kind}")
+    if pa.types.is_float32(kind):
+        # Raises: OverflowError.
+        struct.pack("<f", found)
     return found
 
 
+def _decimal(value: Any, kind: pa.DataType) -> Decimal:
+    if isinstance(value, bool | float | list | dict):
+        raise ValueError(f"{value!r} is not {kind}")
+    if isinstance(value, str) and not _DECIMAL.fullmatch(value):
+        raise ValueError(f"{value!r} is not {kind}")
+    found = Decimal(value)
+    # pyarrow makes 0 of a value far below the scale. Not `normalize`, which rounds to 28 digits.
+    sign, digits, exponent = found.as_tuple()
+    number = "".join(map(str, digits)).rstrip("0")
+    below = -(int(exponent) + len(digits) - len(number)) if number else 0
+    if below > kind.scale or (number and len(number) - below + kind.scale > kind.precision):
+        raise ValueError(f"{value!r} is not {kind}")
+    return found if number else Decimal(0)
+
+
 def _time(value: Any, kind: pa.DataType) -> datetime:
-    text = _of(value, str, kind)
-    # Before Python 3.11 `fromisoformat` takes neither "Z" nor fractions of other lengths than three and six digits.
-    text = re.sub(r"Z$", "+00:00", text)
-    text = re.sub(r"(?<=\.)\d+", lambda digits: digits[0][:6].ljust(6, "0"), text, count=1)
-    found = datetime.fromisoformat(text)
-    if kind.tz is None:
-        # As Arrow reads it: a zone is applied, and then left out.
-        return (found.astimezone(timezone.utc) if found.tzinfo else found).replace(tzinfo=None)
-    # As Arrow reads it: a time without a zone is UTC.
-    return found.astimezone(timezone.utc) if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    found = _TIME.fullmatch(_of(value, str, kind))
+    if found is None:
+        raise ValueError(f"{value!r} is not {kind}")
+    *clock, fraction, sign, zone_hours, zone_minutes = found.groups()
+    year, month, day, hour, minute, second = (int(each or 0) for each in clock)
+    microsecond = int((fraction or "")[:6].ljust(6, "0"))
+    at = datetime(year, month, day, hour, minute, second, microsecond)
+    if sign is not None:
+        hours, minutes = int(zone_hours), int(zone_minutes or 0)
+        if hours > 23 or minutes > 59:
+            raise ValueError(f"{value!r} is not {kind}")
+        ahead = timedelta(hours=hours, minutes=minutes)
+        at += ahead if sign == "-" else -ahead
+    # As Arrow reads it: a zone is applied. A time without one is UTC where the column has times of UTC.
+    return at if kind.tz is None else at.replace(tzinfo=timezone.utc)
+
+
+def _day(value: Any, kind: pa.DataType) -> date:
+    if not _DATE.fullmatch(_of(value, str, kind)):
+        raise ValueError(f"{value!r} is not {kind}")
+    return date.fromisoformat(value)
 
 
 _READERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.DataType], Any]], ...] = (
@@ -385,6 +456,6 @@ _READERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.DataType]
         pa.types.is_binary,
         lambda value, kind: base64.b64decode(_of(value, str, kind), validate=True),
     ),
-    (pa.types.is_date32, lambda value, kind: date.fromisoformat(_of(value, str, kind))),
+    (pa.types.is_date32, _day),
     (pa.types.is_timestamp, _time),
 )

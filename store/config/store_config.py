@@ -147,8 +147,8 @@ class StoreConfig:
     producer_entries_max: int = 1_000_000
     #: at that limit, entries that were not written for this long make room; those of the staged topic after an hour
     producer_expiry_hours: float = 168
-    #: written into every record as storeHost: IP address and port. A cluster's replica writes the address under which it
-    #: serves clients
+    #: written into every record as storeHost: IP address and port. In a cluster each replica writes the address under
+    #: which it serves clients
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
 
     def __post_init__(self) -> None:

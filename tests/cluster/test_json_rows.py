@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raymq.cluster.messages import topic_schema
 from raymq.cluster.messages.json_rows import (
@@ -129,6 +131,112 @@ def test_a_body_has_one_meaning_whatever_the_size_of_its_batch(rows: int) -> Non
     assert decode_rows(bodies, schema)[0][0].as_py() == datetime(2019, 12, 31, 22)
     with pytest.raises(NotOfSchema, match="utf-8"):
         decode_rows(pa.array([b'{"text":"\xff"}'] * rows, pa.binary()), schema)
+
+
+KINDS = [
+    pa.bool_(),
+    *(pa.int8(), pa.int32(), pa.int64()),
+    *(pa.float32(), pa.float64()),
+    *(pa.string(), pa.binary()),
+    *(pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
+    *(pa.decimal128(*each) for each in ((38, 18), (9, 2), (5, 0), (38, 38), (38, 0))),
+]
+NESTED = [
+    *KINDS,
+    *(pa.list_(pa.field("element", kind)) for kind in KINDS),
+    *(pa.struct([("a", kind)]) for kind in KINDS),
+]
+DIGITS = st.text("0123456789", min_size=1, max_size=4) | st.integers(1, 45).map(lambda n: "7" * n)
+NUMBERS = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    DIGITS.map(lambda text: text.lstrip("0") or "0"),
+    st.just("") | DIGITS.map(".{}".format),
+    st.just("")
+    | st.integers(-45, 45).map("e{}".format)
+    | st.sampled_from(["e309", "E+5", "e-400"]),
+)
+TIMES = st.builds(
+    "{}-{}-{}{}{}".format,
+    st.sampled_from(["0000", "0001", "1969", "2024", "9999", "10000", "24"]),
+    st.sampled_from(["01", "12", "13", "1"]),
+    st.sampled_from(["01", "31", "29"]),
+    st.sampled_from(["", "T00", " 23:59", "T00:00:00", "T23:59:59.999999", "T24:00:00", "T1:2:3"])
+    | st.integers(0, 10**9).map("T12:00:00.{}".format),
+    st.sampled_from(["", "Z", "z", "+05:30", "-0530", "+05", "-23:59", "+24:00", "+05:30:15"]),
+)
+TEXTS = st.one_of(
+    NUMBERS,
+    TIMES,
+    st.sampled_from(
+        ["", "a", "NaN", "-Infinity", "YQ==", "YQ", "1_000", " 1", "+1", ".5", "5.", "\u0661"]
+    ),
+)
+LITERALS = st.one_of(
+    NUMBERS,
+    TEXTS.map(json.dumps),
+    st.sampled_from(["true", "false", "null", "-0", "-0.0", "NaN", "Infinity", "[]", "{}", "01"]),
+)
+
+
+def read(bodies: list[bytes], schema: pa.Schema) -> tuple[list[str], int | None]:
+    """The values up to the first body that is not of the schema, as texts that tell -0.0 from 0.0; that body's row."""
+    try:
+        (column,) = decode_rows(pa.array(bodies, pa.binary()), schema)
+    except NotOfSchema as error:
+        return read(bodies[: error.row], schema)[0], error.row
+    column.validate(full=True)
+    return [repr(value) for value in column.to_pylist()], None
+
+
+@settings(max_examples=600)
+@given(st.sampled_from(NESTED), st.lists(LITERALS, min_size=1, max_size=3), st.integers(0, 40))
+def test_a_value_is_read_alike_alone_and_with_others(
+    kind: pa.DataType, literals: list[str], others: int
+) -> None:
+    schema = pa.schema([pa.field("x", kind)])
+    shape = {pa.types.is_list: '{"x":[%s]}', pa.types.is_struct: '{"x":{"a":%s}}'}
+    form = next((text for is_kind, text in shape.items() if is_kind(kind)), '{"x":%s}')
+    bodies = [(form % literal).encode() for literal in literals]
+
+    alone: list[str] = []
+    bad = None
+    for row, body in enumerate(bodies):
+        values, fault = read([body], schema)
+        if fault is not None:
+            bad = row
+            break
+        alone += values
+    assert read([*bodies, *[b"{}"] * others], schema) == (
+        alone if bad is not None else alone + ["None"] * others,
+        bad,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize(
+    ("kind", "literal"),
+    [
+        (pa.decimal128(38, 18), "1e30"),
+        (pa.decimal128(9, 2), "12345678.50"),
+        (pa.decimal128(5, 0), "1e-39"),
+        (pa.decimal128(5, 0), "NaN"),
+        (pa.float64(), "1e309"),
+        (pa.float64(), "1.0e309"),
+        (pa.float32(), "3.5e38"),
+        (pa.timestamp("us"), '"0000-12-31T23:59:59"'),
+        (pa.timestamp("us"), '"9999-12-31T23:59:59-05:00"'),
+        (pa.date32(), '"0000-01-01"'),
+    ],
+    ids=str,
+)
+def test_a_value_that_its_column_cannot_hold_is_refused(
+    kind: pa.DataType, literal: str, rows: int
+) -> None:
+    bodies = pa.array([b'{"x":%b}' % literal.encode()] * rows, pa.binary())
+    with pytest.raises(NotOfSchema, match="column x") as caught:
+        decode_rows(bodies, pa.schema([pa.field("x", kind)]))
+    assert caught.value.row == 0
 
 
 @pytest.mark.parametrize(
