@@ -2,7 +2,7 @@
 
 The heartbeat stops when the process is stopped, when its interpreter does not run, and when its ack loop hangs. It goes
 on through long recoveries, slow disks and orderly stops. A satellite kills a silent CommitLog by pidfd, and Ray starts
-the next one.
+the next one. While a silent CommitLog is busy, time counts a quarter (`processes.SilentTime`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
 from .control_block import ControlBlock
-from .processes import ProcessHandle, own_identity
+from .processes import ProcessHandle, SilentTime, own_identity
 
 logger = logging.getLogger("raymq.heartbeat")
 
@@ -125,13 +125,14 @@ class HeartbeatMonitor:
         self._last_heartbeat: tuple[int, int] | None = None
         self._checked_ms = 0
         self._silent_ms = 0
+        self._silent_time = SilentTime(files=files)
 
     def check(self, now_ms: int) -> bool:
         """Kill CommitLog when punctual checks add up to HEARTBEAT_TIMEOUT_MS without heartbeat. Returns: killed.
 
         The time before a late check is not counted. This process did not run either, so the machine, or all processes
-        of the replica, stood still. Time counted before stays: on a busy machine many checks are late. A CommitLog
-        that never started its heartbeat is left alone.
+        of the replica, stood still. Time counted before stays: on a busy machine many checks are late. Time in which
+        CommitLog was busy counts a quarter. A CommitLog that never started its heartbeat is left alone.
         """
         control = self._control
         heartbeat = (control.process.pid, control.heartbeat_ms)
@@ -141,7 +142,8 @@ class HeartbeatMonitor:
             return False
         if step_ms <= LATE_CHECK_MS:
             self._silent_ms += step_ms
-        return self._silent_ms > HEARTBEAT_TIMEOUT_MS and self._kill()
+        counted_ms = self._silent_time.count(heartbeat[0], self._silent_ms, now_ms)
+        return counted_ms > HEARTBEAT_TIMEOUT_MS and self._kill()
 
     def _kill(self) -> bool:
         process, self._silent_ms = self._control.process, 0

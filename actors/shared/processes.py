@@ -6,6 +6,7 @@ boot) it names one process of one boot. A pidfd keeps naming that process while 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -13,6 +14,15 @@ from typing import NamedTuple
 
 from raymq.store.base.files import Files
 
+#: threads of a process that `active_ms` asks
+THREADS_MAX = 64
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: below that a process is not silent: satellites publish a heartbeat every 800 ms
+SILENT_MIN_MS = 1_000
+#: a process that runs, or waits for a core, for this share of a time is busy. The threads of an idle one need 1 %
+BUSY_SHARE = 0.1
+#: what a silent time counts in which the process was busy
+BUSY_WEIGHT = 0.25
 #: an incarnation and a 15-bit fencing token fit into one field, see control_block.py
 INCARNATION_BITS = 48
 
@@ -47,6 +57,61 @@ def own_identity(*, files: Files) -> ProcessIdentity:
 def new_incarnation() -> int:
     """A random name for one process in one role: 48 bits, never 0."""
     return int.from_bytes(os.urandom(INCARNATION_BITS // 8), "big") or 1
+
+
+def active_ms(pid: int, *, files: Files) -> float:
+    """How long the threads of a process have run, and waited for a core, since their begin; 0 if it has ended.
+
+    A process that is stopped, or whose threads all wait for something else, adds nothing. Of many threads only some are
+    asked how long they waited.
+    """
+    try:
+        stat = files.read_file(f"/proc/{pid}/stat")
+        threads = files.list(f"/proc/{pid}/task")[:THREADS_MAX]
+    except OSError:
+        return 0.0
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    ran_ms = (int(fields[11]) + int(fields[12])) * 1000 / _TICKS_PER_S
+
+    waited_ns = 0
+    for thread in threads:
+        # The thread may have ended, and not every kernel has these figures.
+        with contextlib.suppress(OSError, IndexError):
+            waited_ns += int(files.read_file(f"/proc/{pid}/task/{thread}/schedstat").split()[1])
+    return ran_ms + waited_ns / 1e6
+
+
+class SilentTime:
+    """How long a process gives no sign of life although it could: time in which it was busy counts a quarter.
+
+    A process that hangs does nothing. One that is short of processors, or has thousands of requests at once, is late,
+    and its end would make it later. It is not spared for good: it may be busy with an endless loop.
+    Callers: one thread.
+    """
+
+    def __init__(self, *, files: Files) -> None:
+        self._files = files
+        #: pid, time and `active_ms` of the last look; None: the process was not silent then
+        self._last: tuple[int, int, float] | None = None
+        self._excused_ms = 0.0
+
+    def count(self, pid: int, silent_ms: int, now_ms: int) -> float:
+        """What counts of the time since the last sign of life. Callers: every 500 ms or more often.
+
+        Args: `silent_ms`: that time.
+        """
+        last, self._last = self._last, None
+        if silent_ms < SILENT_MIN_MS:
+            self._excused_ms = 0.0
+            return silent_ms
+
+        active = active_ms(pid, files=self._files)
+        self._last = (pid, now_ms, active)
+        if last is None or last[0] != pid:
+            self._excused_ms = 0.0
+        elif active - last[2] >= BUSY_SHARE * (now_ms - last[1]):
+            self._excused_ms += (now_ms - last[1]) * (1 - BUSY_WEIGHT)
+        return silent_ms - self._excused_ms
 
 
 class ProcessHandle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from raymq.actors.shared.control_block import FLUSHERS, RoleRecord
-from raymq.actors.shared.processes import ProcessHandle
+from raymq.actors.shared.processes import ProcessHandle, SilentTime
 from raymq.store.base.files import Files
 
 #: the roles whose position is the synced end
@@ -38,6 +38,7 @@ class Lease:
         self._granted_at_ms = 0
         self._grants = 0
         self._last_stop_reason = ""
+        self._silent_time = SilentTime(files=files)
 
     @property
     def vacant(self) -> bool:
@@ -74,11 +75,15 @@ class Lease:
         self._grants += 1
         self.fencing_token = self.record.give_grant(candidate.incarnation, base)
 
-    def silent_ms(self, now_ms: int, watched_from_ms: int) -> int:
-        """How long the granted process has been without heartbeat since `watched_from_ms`, or 0 if none is granted."""
-        if not self.fencing_token:
+    def silent_ms(self, now_ms: int, watched_from_ms: int) -> float:
+        """How long the granted process has been without heartbeat since `watched_from_ms`, or 0 if none is granted.
+
+        Time in which it was busy counts a quarter. Callers: each tick.
+        """
+        if not self.fencing_token or self._handle is None:
             return 0
-        return now_ms - max(self.record.heartbeat_ms, self._granted_at_ms, watched_from_ms)
+        silent_ms = now_ms - max(self.record.heartbeat_ms, self._granted_at_ms, watched_from_ms)
+        return self._silent_time.count(self._handle.identity.pid, silent_ms, now_ms)
 
     def check_exit(self) -> None:
         """Make the lease vacant if its process has ended."""

@@ -3,6 +3,7 @@
 connection      a connection to a shard, by either transport
 flight_client   the client's side of Arrow Flight
 flight_server   the Flight server of a replica
+call_flood      keeps the interpreter usable while thousands of calls begin at once
 grpc_polling    lets the thread that waits for a message read the socket itself
 put_stream      the server's side of a put stream
 receive_memory  the limit of received batches without an answer

@@ -26,6 +26,7 @@ from raymq.store.base.files import Files
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from . import tls as tls_files
+from .call_flood import CallFlood
 from .grpc_polling import read_in_waiting_threads
 from .put_stream import GONE, PutStreamServer, chunks
 from .receive_memory import ReceiveMemory
@@ -279,9 +280,11 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, token: str) -> None:
         self._want = flight_messages.bearer(token)
+        self._flood = CallFlood()
 
     def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
         """Check the token of a call. Raises: FlightUnauthenticatedError."""
+        self._flood.note_call()
         values = headers.get(flight_messages.AUTHORIZATION, [])
         if not values:
             raise flight.FlightUnauthenticatedError(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.replica import open_replica
-from raymq.actors.shared import heartbeat
+from raymq.actors.shared import heartbeat, processes
 from raymq.actors.shared.control_block import ControlBlock, shared_file
 from raymq.actors.shared.heartbeat import (
     HEARTBEAT_TIMEOUT_MS,
@@ -107,6 +107,37 @@ def test_a_commit_log_that_is_silent_through_punctual_checks_is_killed(
     assert not satellite.checks(HEARTBEAT_TIMEOUT_MS)
     assert satellite.checks(2 * PERIOD_MS)
     assert sleeper.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("share", "is_spared"), [(1.0, True), (0.2, True), (0.05, False)])
+def test_a_commit_log_that_is_busy_gets_four_times_as_long(
+    control: ControlBlock,
+    sleeper: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    is_spared: bool,
+) -> None:
+    control.start_heartbeat(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    # As long as the process runs, or waits for a core.
+    monkeypatch.setattr(processes, "active_ms", lambda pid, *, files: satellite.now_ms * share)
+    assert satellite.checks(3 * HEARTBEAT_TIMEOUT_MS) is not is_spared
+    # It may be busy with an endless loop.
+    assert not is_spared or satellite.checks(HEARTBEAT_TIMEOUT_MS + 4 * PERIOD_MS)
+    assert sleeper.wait(10) == -signal.SIGKILL
+
+
+def test_a_commit_log_that_hangs_after_it_was_busy_is_killed_soon(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.start_heartbeat(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    busy_until_ms = satellite.now_ms + 2 * HEARTBEAT_TIMEOUT_MS
+    monkeypatch.setattr(
+        processes, "active_ms", lambda pid, *, files: min(satellite.now_ms, busy_until_ms)
+    )
+    assert not satellite.checks(2 * HEARTBEAT_TIMEOUT_MS)
+    assert satellite.checks(HEARTBEAT_TIMEOUT_MS)
 
 
 def test_a_commit_log_with_a_heartbeat_is_not_killed(

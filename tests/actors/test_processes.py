@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +16,13 @@ import pytest
 from raymq.actors.shared.processes import (
     ProcessHandle,
     ProcessIdentity,
+    active_ms,
     identify,
     new_incarnation,
     own_identity,
 )
 from raymq.store.base.files import Files
+from tests.support.waiting import until
 
 FILES = Files()
 
@@ -106,3 +110,22 @@ def test_closing_twice_is_harmless(child: subprocess.Popen[bytes]):
 
 def test_an_incarnation_and_a_fencing_token_fit_into_one_field():
     assert all(0 < new_incarnation() < 2**48 for _ in range(100))
+
+
+def test_a_process_that_runs_is_active_and_one_that_is_stopped_is_not() -> None:
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        began_ms = active_ms(spinning.pid, files=FILES)
+        until(
+            lambda: active_ms(spinning.pid, files=FILES) > began_ms + 50,
+            lambda: threading.Event().wait(0.01),
+        )
+        spinning.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, spinning.pid, os.WSTOPPED | os.WNOWAIT)
+        stopped_ms = active_ms(spinning.pid, files=FILES)
+        threading.Event().wait(0.1)
+        assert active_ms(spinning.pid, files=FILES) == stopped_ms
+    finally:
+        spinning.kill()
+        spinning.wait()
+    assert active_ms(spinning.pid, files=FILES) == 0.0
