@@ -75,6 +75,10 @@ class StopReport:
     ray: str = "not running"
 
 
+#: what the shards get after a new Ray has started, however late that was
+SHARDS_S = 30.0
+
+
 def start(
     data_dir: str | os.PathLike[str],
     *,
@@ -145,7 +149,7 @@ def start(
         nodes: values of the node label `raymq-node` over which the shards are spread, each follower on another node
             than its leader. `data_dir` is then a path on each node. None (default): everything on this machine.
         timeout_s: seconds for the whole start, which may find, start or replace a Ray, and recovers every shard. 180
-            by default.
+            by default. A new Ray gets up to a minute more while its processes make progress.
         progress: called with one line of text at a time; None (default) logs the lines.
 
     Guarantees:
@@ -348,6 +352,9 @@ class _Start(_LockedCall):
                 files.unlink(paths.cluster)
             raise
 
+        # A Ray that started slowly leaves the shards some time.
+        at_least_ms = self._clock.monotonic_ms() + int(min(self._timeout_s, SHARDS_S) * 1000)
+        self._deadline = max(self._deadline, at_least_ms)
         return RayTarget(address=owned.address, owned=owned)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import re
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
 
-from . import java, ray_host
+from . import java, process_tree, ray_host
 from .process_tree import MARK, end_family, leader_alive, running, start_time
 from .ray_host import OwnedRay, Progress, RayTarget
 
@@ -33,10 +34,22 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 #: the servers without which an owned Ray does not work, as the kernel names them
 SERVERS = ("gcs_server", "raylet")
 _START_TIMEOUT_S = 60.0
-_ATTEMPTS = 4
+#: a try that ends within this time is a short one; so many may be
+_SHORT_MS = 15_000
+_SHORT_ATTEMPTS = 4
+#: what a Ray gets beyond the timeout while its processes make progress
+_OVERTIME_MS = 60_000
+#: they do if they ran, or waited for a core, for a tenth of this time
+_PROGRESS_MS = 2_000
 _STOP_GRACE_MS = 20_000
 #: for a Ray that lost a server: it cannot end in order
 _DYING_GRACE_MS = 1_500
+#: the range of ports from which the kernel takes those of connections
+_CONNECTION_PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
+#: above those of well-known servers
+_PORT_MIN = 20_000
+#: ports that are tried for each one that is wanted
+_PORT_TRIES = 20
 _PORT_OPTIONS = (
     "--port",
     "--node-manager-port",
@@ -60,9 +73,11 @@ def start_owned(
     """Start a Ray that outlives this process, and return when it accepts connections.
 
     Args: `loopback`: it listens on 127.0.0.1 only, else on all addresses of the machine.
-    Raises: Unavailable with the end of its log when it does not come up within `timeout_s`.
+    Raises: Unavailable with the end of its log when it does not come up within `timeout_s`. A Ray whose processes make
+    progress at that time gets up to a minute more.
     """
-    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
+    began_ms = clock.monotonic_ms()
+    deadline_ms = began_ms + int(timeout_s * 1000)
     lost = ray_host.load_owned(paths, files)
     if lost is not None:
         # No `stop` ended that Ray: it crashed, the machine was rebooted, or it is dying.
@@ -70,18 +85,24 @@ def start_owned(
         stop_owned(paths, files=files, clock=clock)
 
     progress("starting Ray")
-    for attempts_left in reversed(range(_ATTEMPTS)):
+    short_attempts = 0
+    while True:
+        attempt_ms = clock.monotonic_ms()
         try:
             owned = _start_once(paths, loopback, deadline_ms, files=files, clock=clock)
             progress(f"Ray runs at {owned.address}")
             return owned
         except Unavailable as error:
-            # Another process may have taken a port before Ray bound it. On a busy machine Ray gives up early.
-            if not attempts_left or clock.monotonic_ms() >= deadline_ms:
-                raise
+            # Another process may have taken a port before Ray bound it. On a busy machine Ray itself gives up after
+            # 30 s. One that ends soon, and again, has another cause.
+            now_ms = clock.monotonic_ms()
+            short_attempts += now_ms - attempt_ms < _SHORT_MS
+            if short_attempts >= _SHORT_ATTEMPTS or now_ms >= deadline_ms:
+                message = (
+                    f"Ray did not start in {(now_ms - began_ms) / 1000:.0f} s: {error.message}"
+                )
+                raise Unavailable(message) from error
             progress(f"starting Ray again: {error}")
-
-    raise Unavailable("Ray did not start")
 
 
 def why_unhealthy(owned: OwnedRay, files: Files) -> str | None:
@@ -138,7 +159,8 @@ def _start_once(
         environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
     ports = free_ports(len(_PORT_OPTIONS))
-    arguments = _arguments(temp_dir, ports, loopback)
+    client_port = free_ports(1)[0] if importlib.util.find_spec("grpc") is not None else None
+    arguments = _arguments(temp_dir, ports, client_port, loopback)
     if files.exists(paths.ray_log):
         files.unlink(paths.ray_log)
     with files.opened(paths.ray_log, create=True) as log:
@@ -159,6 +181,8 @@ def _start_once(
     ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
         node = _wait_started(paths, owned, deadline_ms, files=files, clock=clock)
+        if client_port is not None:
+            _check_client_port(owned, client_port, files)
     except BaseException:
         stop_owned(paths, files=files, clock=clock)
         raise
@@ -169,7 +193,9 @@ def _start_once(
     return owned
 
 
-def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
+def _arguments(
+    temp_dir: Path, ports: list[int], client_port: int | None, loopback: bool
+) -> list[str]:
     """The command line of `ray`."""
     arguments = [
         "start",
@@ -188,9 +214,9 @@ def _arguments(temp_dir: Path, ports: list[int], loopback: bool) -> list[str]:
     if loopback:
         # All of Ray's servers listen on 127.0.0.1 alone only when it is the node's own address.
         arguments.append("--node-ip-address=127.0.0.1")
-    if importlib.util.find_spec("grpc") is not None:
+    if client_port is not None:
         # With grpcio Ray serves Ray Client too, by default on port 10001, which another Ray may use.
-        arguments.append(f"--ray-client-server-port={free_ports(1)[0]}")
+        arguments.append(f"--ray-client-server-port={client_port}")
 
     return arguments
 
@@ -233,7 +259,7 @@ def _wait_started(
     paths: ClusterPaths, owned: OwnedRay, deadline_ms: int, *, files: Files, clock: Clock
 ) -> str:
     """Wait until Ray reports that it is up. Returns: the address of its node."""
-    began = clock.monotonic_ms()
+    patience = _Patience(owned, deadline_ms, files=files, clock=clock)
     while True:
         log = files.read_file(paths.ray_log).decode("utf-8", "replace")
         if "Ray runtime started." in log:
@@ -245,11 +271,49 @@ def _wait_started(
         if not leader_alive(owned.family, files):
             tail = "\n".join(log.splitlines()[-15:])
             raise Unavailable(f"Ray ended while it started ({paths.ray_log}):\n{tail}")
-        if clock.monotonic_ms() > deadline_ms:
-            waited_s = (clock.monotonic_ms() - began) / 1000
-            raise Unavailable(f"Ray did not start: waited {waited_s:.0f} s; see {paths.ray_log}")
+        if patience.is_over():
+            message = (
+                f"its processes run, and it is not ready; is the machine busy? See {paths.ray_log}"
+            )
+            raise Unavailable(message)
 
         clock.sleep_ms(100)
+
+
+class _Patience:
+    """How long to wait for a Ray that starts: until the deadline, and then while its processes make progress."""
+
+    def __init__(self, owned: OwnedRay, deadline_ms: int, *, files: Files, clock: Clock) -> None:
+        self._owned = owned
+        self._deadline_ms = deadline_ms
+        self._files = files
+        self._clock = clock
+        #: when its processes were looked at, and their activity then
+        self._look = (0, 0.0)
+
+    def is_over(self) -> bool:
+        """Whether the wait should end."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms <= self._deadline_ms - _PROGRESS_MS:
+            return False
+        looked_ms, before_ms = self._look
+        if now_ms - looked_ms < _PROGRESS_MS:
+            return False
+        active_ms = process_tree.active_ms_of(self._owned.family, self._files)
+        self._look = (now_ms, active_ms)
+        if now_ms <= self._deadline_ms:
+            return False
+        is_active = active_ms - before_ms > (now_ms - looked_ms) / 10
+        return not is_active or now_ms > self._deadline_ms + _OVERTIME_MS
+
+
+def _check_client_port(owned: OwnedRay, port: int, files: Files) -> None:
+    """Raises: Unavailable if another process listens at the port of Ray Client, which Ray binds last: Ray ends then.
+
+    A process that connects to a Ray that ends is ended by Ray's native code, without an exception.
+    """
+    if process_tree.listener(owned.family, port, files) is False:
+        raise Unavailable(f"another process has taken port {port}, which Ray was to serve")
 
 
 def owned_environment(mark: str, files: Files) -> dict[str, str]:
@@ -298,9 +362,32 @@ def _ensure_ray_token(environment: dict[str, str], files: Files) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that are free at this moment."""
+    """Different ports that are free at this moment, at random.
+
+    The kernel gives ports of its range for connections (32768 to 60999 by default) to any program that connects. So
+    ports below are taken, as long as that range leaves some.
+    """
+    try:
+        first = int(Files().read_file(Path(_CONNECTION_PORTS)).split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    below = list(range(_PORT_MIN, first))
+    random.SystemRandom().shuffle(below)
+
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
+        found: list[int] = []
+        for port in below[: _PORT_TRIES * count]:
+            if len(found) == count:
+                return found
+            each = stack.enter_context(socket.socket())
+            # Otherwise a port that another program has used lately seems taken.
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                each.bind(("", port))
+                found.append(port)
+
+        while len(found) < count:
+            each = stack.enter_context(socket.socket())
             each.bind(("", 0))
-        return [each.getsockname()[1] for each in sockets]
+            found.append(each.getsockname()[1])
+        return found

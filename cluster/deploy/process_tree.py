@@ -14,13 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raymq.actors.shared.processes import ProcessHandle, ProcessIdentity
+from raymq.actors.shared.processes import ProcessHandle, ProcessIdentity, active_ms
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
 #: the environment variable that every process of an owned Ray inherits
 MARK = "RAYMQ_OWNED_RAY"
 _ORPHAN_GRACE_MS = 1_500
+
+
+#: the state of a socket that listens, in /proc/net/tcp
+_LISTEN = b"0A"
 
 
 class Family(NamedTuple):
@@ -87,6 +91,37 @@ def _living(family: Family, files: Files) -> Iterator[_Facts]:
         in_session = session_is_ours and facts.session == family.pid
         if mark_of(pid, files) == family.mark or (in_session and _is_ray_worker(pid, files)):
             yield facts
+
+
+def active_ms_of(family: Family, files: Files) -> float:
+    """How long the family's processes have run, and waited for a core. See `processes.active_ms`."""
+    return sum(active_ms(pid, files=files) for pid in members(family, files))
+
+
+def listener(family: Family, port: int, files: Files) -> bool | None:
+    """Whether a process of the family listens at a port; None: no process of this machine does."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        # A machine without IPv6 has no second table.
+        with contextlib.suppress(FileNotFoundError):
+            for line in files.read_file(Path(f"/proc/net/{table}")).splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(b":")[2], 16) == port:
+                    sockets.add(f"socket:[{int(fields[9])}]")
+    if not sockets:
+        return None
+    return any(_has_file(pid, sockets) for pid in members(family, files))
+
+
+def _has_file(pid: int, names: set[str]) -> bool:
+    """Whether a process has one of these files open."""
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(f"/proc/{pid}/fd"):
+            # A file that was closed meanwhile.
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{entry}") in names:
+                    return True
+    return False
 
 
 def end_family(family: Family, *, files: Files, clock: Clock, grace_ms: int) -> list[int]:

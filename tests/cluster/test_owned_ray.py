@@ -1,0 +1,130 @@
+"""How a Ray is started that `start` owns: its ports, further tries, and how long each may take."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.cluster.deploy import owned_ray, process_tree
+from raymq.cluster.deploy.owned_ray import free_ports
+from raymq.cluster.deploy.ray_host import OwnedRay
+from raymq.cluster.paths import ClusterPaths
+from raymq.store.base.errors import Unavailable
+from raymq.store.base.files import Files
+from tests.support.clock import ManualClock
+
+OWNED = OwnedRay(
+    address="127.0.0.1:1",
+    pid=os.getpid(),
+    start_time=1,
+    boot_id=1,
+    mark="mark",
+    temp_dir="/nowhere",
+    auth_mode="token",
+    auth_token_path=None,
+)
+
+
+class Trying:
+    """`start_owned`, whose tries take the given seconds, and fail until none is left."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, seconds: list[float], *, fails: int
+    ) -> None:
+        self.clock, self.lines = ManualClock(), []
+        self.tries = 0
+
+        def once(*_: Any, **__: Any) -> OwnedRay:
+            self.clock.advance(seconds[min(self.tries, len(seconds) - 1)] * 1000)
+            self.tries += 1
+            if self.tries <= fails:
+                raise Unavailable("the raylet timed out")
+            return OWNED
+
+        monkeypatch.setattr(owned_ray, "_start_once", once)
+
+    def start(self, root: Path, timeout_s: float = 180.0) -> OwnedRay:
+        return owned_ray.start_owned(
+            ClusterPaths(root),
+            files=Files(),
+            clock=self.clock,
+            progress=self.lines.append,
+            timeout_s=timeout_s,
+        )
+
+
+def test_a_ray_that_gives_up_on_a_busy_machine_is_started_again_until_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trying = Trying(monkeypatch, [33.0], fails=5)
+    assert trying.start(tmp_path, timeout_s=200) == OWNED
+    assert trying.tries == 6
+    assert sum("starting Ray again: the raylet timed out" in line for line in trying.lines) == 5
+
+
+def test_a_ray_that_ends_soon_again_and_again_is_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trying = Trying(monkeypatch, [2.0], fails=100)
+    with pytest.raises(Unavailable, match="did not start in 8 s: the raylet timed out"):
+        trying.start(tmp_path)
+    assert trying.tries == 4
+
+
+def test_the_error_has_the_time_of_all_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trying = Trying(monkeypatch, [60.0, 58.0, 7.0], fails=100)
+    with pytest.raises(Unavailable, match="did not start in 125 s"):
+        trying.start(tmp_path, timeout_s=120)
+
+
+@pytest.mark.parametrize(("share", "extra_s"), [(0.0, 0), (0.5, 60)])
+def test_a_ray_gets_more_time_while_its_processes_make_progress(
+    monkeypatch: pytest.MonkeyPatch, share: float, extra_s: int
+) -> None:
+    clock = ManualClock()
+    deadline_ms = clock.monotonic_ms() + 30_000
+    monkeypatch.setattr(
+        process_tree, "active_ms_of", lambda family, files: clock.monotonic_ms() * share
+    )
+    patience = owned_ray._Patience(OWNED, deadline_ms, files=Files(), clock=clock)
+    while not patience.is_over():
+        clock.advance(100)
+    waited_ms = clock.monotonic_ms() - deadline_ms
+    assert extra_s * 1000 <= waited_ms <= extra_s * 1000 + 2 * owned_ray._PROGRESS_MS
+
+
+def test_ports_of_a_ray_are_not_those_that_the_kernel_gives_to_connections() -> None:
+    first = int(Path(owned_ray._CONNECTION_PORTS).read_text().split()[0])
+    ports = free_ports(8)
+    assert len(set(ports)) == 8
+    if first > owned_ray._PORT_MIN + 1_000:
+        assert all(owned_ray._PORT_MIN <= port < first for port in ports)
+
+
+def test_ports_are_found_although_connections_may_have_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "range").write_text("1024\t65535\n")
+    monkeypatch.setattr(owned_ray, "_CONNECTION_PORTS", str(tmp_path / "range"))
+    assert len(set(free_ports(8))) == 8
+
+
+def test_a_port_that_another_process_has_taken_ends_the_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(process_tree, "members", lambda family, files: [])
+        with pytest.raises(Unavailable, match=f"taken port {port}"):
+            owned_ray._check_client_port(OWNED, port, Files())
+        monkeypatch.setattr(process_tree, "members", lambda family, files: [os.getpid()])
+        owned_ray._check_client_port(OWNED, port, Files())
+    # Ray may have been asked not to serve it.
+    monkeypatch.setattr(process_tree, "members", lambda family, files: [])
+    owned_ray._check_client_port(OWNED, port, Files())
