@@ -10,16 +10,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from raymq.actors.ray.damaged_store import move_aside
+from raymq.actors.ray.damaged_store import REPLACED, finish_move, kept_entries, move_aside
 from raymq.actors.ray.replica_files import generation_of, write_generation
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
 logger = logging.getLogger("raymq.commit_log")
-
-#: a directory that a new file system has at its top
-_LOST_AND_FOUND = "lost+found"
 
 
 def take_place(spec: dict[str, Any], files: Files, clock: Clock) -> None:
@@ -29,6 +26,11 @@ def take_place(spec: dict[str, Any], files: Files, clock: Clock) -> None:
     generation; Unavailable when the old directory is open, or cannot be moved.
     """
     root, wanted = Path(spec["data_dir"]), int(spec["generation"])
+    try:
+        finish_move(root, files=files)
+    except OSError as error:
+        message = f"the move of the damaged store in {root} cannot be finished: {error.strerror}"
+        raise Unavailable(message, path=str(root)) from error
     found = generation_of(root)
     if found > wanted:
         message = (
@@ -40,14 +42,14 @@ def take_place(spec: dict[str, Any], files: Files, clock: Clock) -> None:
         return
 
     try:
-        if set(files.list(root)) - {_LOST_AND_FOUND}:
-            aside = move_aside(root, "replaced", files=files, clock=clock)
+        if set(files.list(root)) - {*kept_entries(root, files=files), "lock"}:
+            aside = move_aside(root, REPLACED, files=files, clock=clock)
             logger.warning("the directory of the replaced replica is now %s", aside)
         files.make_dirs(root / "raymq", 0o700)
         write_generation(root, wanted)
     except OSError as error:
         message = (
-            f"the directory of the replaced replica cannot be moved aside: {error.strerror} ({root}). If it is the "
-            "mount point of a bad disk, mount an empty disk there; if its file system is bad, unmount it"
+            f"the directory of the replaced replica cannot be moved aside: {error.strerror} ({root}). If its disk is "
+            "bad, mount an empty one there; if its file system is bad, unmount it"
         )
         raise Unavailable(message, path=str(root)) from error

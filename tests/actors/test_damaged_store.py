@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from raymq.actors.ray.damaged_store import begin_again, is_damage
+from raymq.actors.ray.damaged_store import begin_again, finish_move, is_damage
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import ControlBlock
 from raymq.actors.supervise.replica_host import ReplicaHost
@@ -18,6 +19,7 @@ from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.commit_log import CommitLog
 from tests.support.clock import ManualClock
+from tests.support.loop_disk import LoopDisk
 
 LEADS, COMPLETE = (True, True), (False, True)
 INCOMPLETE = (False, False)
@@ -132,3 +134,134 @@ def test_a_store_whose_sync_failed_begins_again_with_one_that_opens(
     host = open_follower(root)
     assert host.log.poisoned is None
     host.close(0.0)
+
+
+class Power(BaseException):
+    """The process ends at this point."""
+
+
+class Mounted(Files):
+    """The files of a disk that is mounted at `root`, of which one rename may fail or never come back."""
+
+    def __init__(
+        self, root: Path, *, fails_at: int = 0, error: BaseException | None = None
+    ) -> None:
+        super().__init__()
+        self.root = root
+        self.fails_at = fails_at
+        self.error = error
+        self.renames = 0
+
+    def rename(self, source: Any, target: Any) -> None:
+        if Path(source) == self.root:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        self.renames += 1
+        if self.renames == self.fails_at and self.error is not None:
+            raise self.error
+        super().rename(source, target)
+
+
+def tree(root: Path) -> list[str]:
+    return sorted(str(each.relative_to(root)) for each in root.rglob("*"))
+
+
+def mounted_store(root: Path) -> Path:
+    store(root)
+    (root / "lost+found").mkdir()
+    (root / "consumequeue" / "t").mkdir(parents=True)
+    return root
+
+
+def check_began_again(root: Path) -> None:
+    (aside,) = [each for each in root.iterdir() if each.name.startswith("damaged-")]
+    assert sorted(os.listdir(root)) == sorted([aside.name, "lock", "lost+found", "raymq"])
+    assert sorted(os.listdir(root / "raymq")) == ["control", "generation", "group_commit.lock"]
+    assert (aside / "raymq" / "meta").exists()
+    assert (aside / "commitlog").is_dir()
+    assert (aside / "consumequeue" / "t").is_dir()
+
+
+def test_a_store_at_a_mount_point_is_moved_inside_of_it(tmp_path: Path) -> None:
+    root = mounted_store(tmp_path / "replica-1")
+    inode = (root / "raymq" / "control").stat().st_ino
+    aside = begin_again(root, files=Mounted(root), clock=ManualClock())
+    assert aside is not None
+    assert aside.parent == root
+    check_began_again(root)
+    assert (root / "raymq" / "control").stat().st_ino == inode
+    assert os.listdir(tmp_path) == ["replica-1"]
+    # The empty place is a store that can be opened, and a second damaged one stays.
+    store(root)
+    assert begin_again(root, files=Mounted(root), clock=ManualClock()) is None
+
+
+def renames(tmp_path: Path) -> int:
+    """How many renames such a move has."""
+    root = mounted_store(tmp_path / "counted")
+    files = Mounted(root)
+    begin_again(root, files=files, clock=ManualClock())
+    return files.renames
+
+
+def test_a_move_inside_that_fails_is_taken_back_wherever_it_fails(tmp_path: Path) -> None:
+    total = renames(tmp_path)
+    assert total > 6
+    for number in range(1, total + 1):
+        root = mounted_store(tmp_path / f"replica-{number}")
+        before = tree(root)
+        files = Mounted(root, fails_at=number, error=OSError(errno.EIO, "Input/output error"))
+        with pytest.raises(OSError, match="Input/output"):
+            begin_again(root, files=files, clock=ManualClock())
+        if number < total:
+            assert tree(root) == before
+        # The next try does it.
+        finish_move(root, files=Mounted(root))
+        if number < total:
+            assert begin_again(root, files=Mounted(root), clock=ManualClock()) is not None
+        check_began_again(root)
+
+
+def test_a_move_inside_that_a_crash_has_ended_is_finished_by_the_next_start(tmp_path: Path) -> None:
+    for number in range(1, renames(tmp_path) + 1):
+        root = mounted_store(tmp_path / f"replica-{number}")
+        with pytest.raises(Power):
+            begin_again(
+                root, files=Mounted(root, fails_at=number, error=Power()), clock=ManualClock()
+            )
+        finish_move(root, files=Mounted(root))
+        check_began_again(root)
+        finish_move(root, files=Mounted(root))
+        check_began_again(root)
+
+
+def test_a_symbolic_link_to_a_store_stays_and_its_target_is_moved(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    real = store(disk / "data")
+    (tmp_path / "replica-1").symlink_to(real)
+    aside = begin_again(tmp_path / "replica-1", files=Files(), clock=ManualClock())
+    assert aside is not None
+    assert aside.parent == disk
+    assert (tmp_path / "replica-1").is_symlink()
+    assert sorted(os.listdir(real / "raymq")) == ["control", "generation", "group_commit.lock"]
+
+
+def test_a_move_beside_that_fails_is_taken_back(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        root = store(tmp_path / f"replica-{number}")
+        before = {each for each in tree(root) if each != "lock"}
+        files = Mounted(tmp_path, fails_at=number, error=OSError(errno.EIO, "Input/output error"))
+        with pytest.raises(OSError, match="Input/output"):
+            begin_again(root, files=files, clock=ManualClock())
+        assert {each for each in tree(root) if each != "lock"} == before
+
+
+@pytest.mark.loop_disk
+def test_a_store_on_a_disk_of_its_own_begins_again(tmp_path: Path) -> None:
+    root = store(tmp_path / "replica-1")
+    with LoopDisk(tmp_path / "image", root, mib=16):
+        aside = begin_again(root, files=Files(), clock=ManualClock())
+        assert aside is not None
+        assert aside.parent == root
+        assert sorted(os.listdir(root / "raymq")) == ["control", "generation", "group_commit.lock"]
+        assert (aside / "raymq" / "meta").exists()

@@ -217,7 +217,7 @@ class FixedClock(Clock):
 
 
 class BusyFiles(Files):
-    """The directory is a mount point."""
+    """A disk on which no name can be changed."""
 
     def rename(self, source: Any, target: Any) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy")
@@ -307,7 +307,7 @@ def test_a_directory_that_a_process_has_open_is_not_moved(
 
 def test_a_directory_that_cannot_be_moved_says_what_to_do(root: Path) -> None:
     make_old(root)
-    with pytest.raises(Unavailable, match="Device or resource busy.*mount an empty disk"):
+    with pytest.raises(Unavailable, match="Device or resource busy.*mount an empty one"):
         prepare(root, 1, BusyFiles())
     assert (root / "commitlog").is_dir()
     assert generation_of(root) == 0

@@ -87,7 +87,12 @@ def refuse_foreign_directory(root: Path, *, files: Files) -> None:
             limit="no batchconsumequeue",
         )
 
-    names = set(files.list(root))
+    # A disk that is mounted here has a directory of its own, and stores that were moved aside may be in it.
+    names = {
+        name
+        for name in files.list(root)
+        if name != "lost+found" and not name.startswith(("damaged-", "replaced-"))
+    }
     is_store = bool(names & {"commitlog", "raymq", "lock"})
     # A store that was created or copied in part may have only these.
     derived = {"consumequeue", "checkpoint", "abort", "abort.bak", "config", "index"}
