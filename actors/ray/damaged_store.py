@@ -167,6 +167,7 @@ def _move_inside(root: Path, name: str, *, files: Files, carried: tuple[str, ...
             with contextlib.suppress(OSError):
                 os.rmdir(emptied)
         raise
+
     files.sync_dir(moving)
     files.rename(moving, root / name)
     files.sync_dir(root)
