@@ -685,7 +685,12 @@ class ReplicaHost:
         return {}
 
     def _op_replicas(self) -> dict[str, Any]:
-        return self.replicas()
+        """Shard -> replica -> endpoint. Of this shard also what elections know: the controller may not have reached it."""
+        known = self.replicas()
+        own = str(self.identity_facts["shard"])
+        elected = {str(each): self.endpoint_of(each) for each in self.members}
+        found = {replica: endpoint for replica, endpoint in elected.items() if endpoint}
+        return {**known, own: {**known.get(own, {}), **found}} if found else known
 
     def _op_elect(self, frame: str, replica: int, endpoints: dict[str, str]) -> dict[str, Any]:
         """Take a message of another replica's elections.

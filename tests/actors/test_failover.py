@@ -198,6 +198,19 @@ def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) ->
             assert refused.value.fields["epoch"] == epoch
 
 
+def test_a_replica_names_the_others_as_its_elections_know_them(shard: Shard) -> None:
+    shard.start_all()
+    host = shard.hosts[1]
+    assert host.call("replicas", {}) == {}
+    # Of an earlier start, as the controller or `start` have told it. Replica 2 has another address since.
+    host.replicas = lambda: {"0": {"0": "a:1", "2": "a:3"}, "1": {"0": "b:1"}}
+    host.endpoint_of = {1: "a:2", 2: "c:3"}.get
+    assert host.call("replicas", {}) == {
+        "0": {"0": "a:1", "1": "a:2", "2": "c:3"},
+        "1": {"0": "b:1"},
+    }
+
+
 def test_a_leader_that_is_gone_is_replaced_in_a_later_epoch_and_follows_when_it_returns(
     shard: Shard,
 ) -> None:
