@@ -685,7 +685,7 @@ class ReplicaHost:
         return {}
 
     def _op_replicas(self) -> dict[str, Any]:
-        """Shard -> replica -> endpoint. Of this shard also what elections know: the controller may not have reached it."""
+        """Shard -> replica -> endpoint. Of this shard also what elections know: this replica may not have been told."""
         known = self.replicas()
         own = str(self.identity_facts["shard"])
         elected = {str(each): self.endpoint_of(each) for each in self.members}
