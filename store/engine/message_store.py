@@ -262,6 +262,7 @@ class MessageStore:
             follows=follows,
         ).run()
         self.reput.dispatched = found.dispatched
+        self.reput.other_places = found.other_places
         self._queues_exact = found.queues_exact
         self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding

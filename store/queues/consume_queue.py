@@ -6,6 +6,7 @@ Source: ConsumeQueue, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,21 @@ QueueUnits = Structs
 #: size of a blank unit, which has no message. Its position and its tags code are 0
 BLANK_SIZE = 0x7FFFFFFF
 _BLANK_UNIT = fmt.QUEUE_UNIT.pack(0, BLANK_SIZE, 0)
+#: tags code of a unit for an offset whose message is missing. On disk the unit points at the queue's next message:
+#: RocketMQ takes such a code for an address in `consumequeue_ext`, and serves that message twice. At a blank unit it
+#: would leave out all messages in the rest of a log file. `read` gives a blank unit instead.
+MISSING_CODE = -(1 << 31) - 2
 #: last files that are checked at the start after an orderly stop
 CLEAN_FILES = 3
 #: units read at a time while searching for the end, and units of the first read, which is enough for most queues
 SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
+
+
+def may_be_queue(topic: str, queue_id: int) -> bool:
+    """Whether a store can have a queue of this name: damaged records may name others."""
+    return (
+        bool(topic) and topic not in (".", "..") and not set(topic) & set("/\0") and queue_id >= 0
+    )
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
@@ -33,7 +45,7 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
     Raises: Corrupt for a topic or queue that would be elsewhere, or that no start would find.
     """
-    if not topic or topic in (".", "..") or set(topic) & set("/\0") or queue_id < 0:
+    if not may_be_queue(topic, queue_id):
         raise Corrupt(
             f"a record names queue {queue_id} of topic {topic!r}, which is not a directory of a store",
             path=str(root),
@@ -86,12 +98,13 @@ class ConsumeQueue:
         self._dirty_from = 0
         self._queue.note_unsynced()
 
-    def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
+    def recover(
+        self, *, after_crash: bool = True, sound_below: int = 0, erases: bool = True
+    ) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash every file is checked that may hold units of records at or above `sound_below` (physical). The
-        bytes after the first invalid unit are erased. Pages reach the disk in any order, and these units would become
-        readable once the hole before them is filled. Otherwise only the last three files are checked.
+        After a crash every file is checked that may hold units of records at or above `sound_below` (physical).
+        Otherwise only the last three files are checked. Args: `erases`: `erase_after_end` is called, too.
         Source: ConsumeQueue#recover, which always checks three and erases nothing.
         """
         files = self._queue.files
@@ -111,8 +124,43 @@ class ConsumeQueue:
         # Units that a start finds count as synced, unless `note_unsynced` is called.
         self._dirty_from = self.max_offset
 
-        if after_crash and self._writable and self._has_data_after_end():
+        if erases:
+            self.erase_after_end()
+
+    def erase_after_end(self) -> None:
+        """Erase the bytes after the last unit.
+
+        Pages reach the disk in any order, and these bytes would become units once the hole before them is filled.
+        RocketMQ takes those that follow the last unit for a message.
+        """
+        if self._writable and self._queue.files and self._has_data_after_end():
             self._truncate_to(self.max_offset)
+
+    def drop_end(self, is_record: Callable[[int, int], bool]) -> None:
+        """Forget the last units that point at no record, without a write. Args: `is_record`: of a position and size."""
+        end = self.max_offset
+        while end > self.min_offset:
+            before, unit = 0, self._span(max(self.min_offset, end - 2), end)
+            if len(unit) > 1 and not _is_blank(unit[:1])[0]:
+                before = int(unit["position"][0]) + int(unit["size"][0])
+            position, size = int(unit["position"][-1]), int(unit["size"][-1])
+            if position >= before and is_record(position, size):
+                break
+            end = self._without_blank_tail(end - 1)
+        if end < self.max_offset:
+            self._set_end(end)
+
+    def cut(self, queue_offset: int) -> None:
+        """Drop the units from an offset on, and zero their bytes. Below the first unit: all units.
+
+        Durable: after the next `sync`.
+        """
+        end = max(queue_offset, self._queue.min_offset // fmt.QUEUE_UNIT_BYTES)
+        if end >= self.max_offset:
+            return
+        self.min_offset = min(self.min_offset, end)
+        self._truncate_to(end)
+        self._set_end(self._without_blank_tail(end))
 
     def resume(self, end: int, below: int) -> None:
         """Continue from the known end of this queue: after the unit of its last record below a physical offset.
@@ -130,7 +178,9 @@ class ConsumeQueue:
             last = self._span(end - 1, end)
             sound = last["size"][0] > 0 and last["position"][0] >= 0 and not _is_blank(last)[0]
 
-        if not sound:
+        if sound:
+            self.erase_after_end()
+        else:
             raise Corrupt(
                 f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart "
                 "the store, which then rebuilds its consume queues",
@@ -201,11 +251,15 @@ class ConsumeQueue:
             last = self._span(end - 1, end)[0]
             self.max_physical_offset = int(last["position"]) + int(last["size"])
 
+    def jumps_to(self, queue_offset: int) -> bool:
+        """Whether an offset is a file or more after the last unit: `append` refuses it."""
+        return bool(self._queue.files) and queue_offset - self.max_offset >= self._file_units
+
     def append(self, queue_offset: int, units: bytes) -> None:
         """Write the packed units of consecutive messages, the first of which has `queue_offset`.
 
-        Units written before are left out, so dispatching again is harmless. A gap in the queue offsets (foreign stores
-        may have one) is filled with blanks. Raises: StorageFull, Corrupt for a gap of more than a file.
+        Units written before are left out, so dispatching again is harmless. A gap in the queue offsets, of foreign
+        stores or by damage, gets units that say so. Raises: StorageFull, Corrupt for a gap of more than a file.
         Source: ConsumeQueue#putMessagePositionInfo, which would shift all offsets after a gap.
         """
         count, rest = divmod(len(units), fmt.QUEUE_UNIT_BYTES)
@@ -240,7 +294,12 @@ class ConsumeQueue:
             )
 
         self._dirty_from = min(self._dirty_from, self.max_offset)
-        self._write(self.max_offset, _BLANK_UNIT * gap + units[skip * fmt.QUEUE_UNIT_BYTES :])
+        units = units[skip * fmt.QUEUE_UNIT_BYTES :]
+        filling = _BLANK_UNIT
+        if gap and self.min_offset < self.max_offset:
+            following, size, _ = fmt.QUEUE_UNIT.unpack_from(units)
+            filling = fmt.QUEUE_UNIT.pack(following, size, MISSING_CODE)
+        self._write(self.max_offset, filling * gap + units)
         if self.min_offset == self.max_offset:
             # There was no unit, and a start finds the first one after the blanks.
             self.min_offset = offset
@@ -280,7 +339,12 @@ class ConsumeQueue:
 
         Returns: QUEUE_UNIT_DTYPE. Units of BLANK_SIZE have no message. Raises: Corrupt for unreadable bytes.
         """
-        return self._span(queue_offset, min(queue_offset + count, self.max_offset))
+        units = self._span(queue_offset, min(queue_offset + count, self.max_offset))
+        missing = units["tags_code"] == MISSING_CODE
+        if missing.any():
+            units = units.copy()
+            units[missing] = (0, BLANK_SIZE, 0)
+        return units
 
     def read_packed(self, queue_offset: int, count: int) -> bytes:
         """The bytes of `read`'s units, or of those in the first file. Raises: Corrupt for unreadable bytes."""
@@ -436,4 +500,6 @@ class ConsumeQueue:
 
 
 def _is_blank(units: QueueUnits) -> Bools:
-    return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
+    """A mask of the units without a message of their own."""
+    blank = (units["position"] == 0) & (units["size"] == BLANK_SIZE)
+    return np.asarray(blank | (units["tags_code"] == MISSING_CODE), dtype=np.bool_)

@@ -33,6 +33,8 @@ class ConsumeQueues:
         self._root = root
         self._directory = root / "consumequeue"
         self._file_size = config.consume_queue_file_size_bytes
+        #: units of one file
+        self.file_units = self._file_size // fmt.QUEUE_UNIT_BYTES
         self._files = files
 
         #: files that have a descriptor
@@ -48,7 +50,7 @@ class ConsumeQueues:
         #: called if a queue does not agree with the log, or will not
         self.on_differing: Callable[[], None] = lambda: None
 
-    def load(self, *, after_crash: bool, sound_below: int) -> None:
+    def load(self, *, after_crash: bool, sound_below: int, erases: bool = True) -> None:
         """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         self._unopened = {}
         for topic in self._files.list(self._directory):
@@ -56,7 +58,7 @@ class ConsumeQueues:
                 if name.isdigit():
                     queue = self.get(topic, int(name))
                     queue.load()
-                    queue.recover(after_crash=after_crash, sound_below=sound_below)
+                    queue.recover(after_crash=after_crash, sound_below=sound_below, erases=erases)
                     if after_crash:
                         queue.note_unsynced()
 
@@ -178,6 +180,12 @@ class ConsumeQueues:
         """Drop the units of records that end above `physical_offset`."""
         for queue in self.all():
             queue.truncate(physical_offset)
+
+    def erase_after_ends(self) -> None:
+        """Erase the bytes after the last unit of every queue: `ConsumeQueue.erase_after_end`."""
+        self._wake()
+        for queue in self.all():
+            queue.erase_after_end()
 
     def correct_min_offsets(self, min_physical: int) -> None:
         """Begin each queue at its first message at or above `min_physical`, the log's start."""

@@ -20,8 +20,9 @@ from raymq.store.records import record, rows
 from raymq.store.records.keys import Keyed, KeyedUnit
 from raymq.store.state.topics import QueueKey
 
-from .consume_queue import ConsumeQueue
+from .consume_queue import ConsumeQueue, may_be_queue
 from .consume_queues import ConsumeQueues
+from .unit_places import OFFSET_MAX, OtherPlaces, placed
 
 if TYPE_CHECKING:
     from raymq.store.index.index_builder import IndexBuilder
@@ -81,6 +82,8 @@ class ReputService:
         self._changed_queues: set[QueueKey] = set()
         #: damaged ranges below the confirmed end that were skipped, [start, stop)
         self._skipped_ranges: list[tuple[int, int]] = []
+        #: records that recovery found in other places than they name
+        self.other_places: OtherPlaces = {}
         #: the last damage that was met, and when (ms)
         self._damage_met = (-1, 0)
 
@@ -238,11 +241,15 @@ class ReputService:
         runs = rows.runs(
             view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS, hashes_tags=True
         )
+        if self.other_places:
+            runs = placed(runs, self.other_places)
         for run in runs:
             # Another thread may end the following meanwhile.
             on_run = self.on_run
             if on_run is not None:
                 on_run(view, base, run)
+            if not self._has_place(run):
+                continue
             codes = rows.tags_codes(run.topic, run.batch, levels_ms, hashes=run.tag_hashes)
             units = fmt.pack_queue_units(run.positions, run.sizes, codes)
             self._append((run.topic, run.queue_id), run.first_offset, units)
@@ -255,6 +262,22 @@ class ReputService:
                 return False
             self._pass_over(at, upto, walk.reason.value)
         return True
+
+    def _has_place(self, run: rows.RowRun) -> bool:
+        """Whether a queue can have these records. Others are damaged, and passed over.
+
+        Source: ConsumeQueue#putMessagePositionInfo, which gives a record that jumps the next offset.
+        """
+        fault = None
+        if not may_be_queue(run.topic, run.queue_id) or not 0 <= run.first_offset < OFFSET_MAX:
+            fault = "no queue has its topic, queue and offset"
+        else:
+            queue = self._queues.get(run.topic, run.queue_id)
+            if queue.jumps_to(run.first_offset):
+                fault = f"its queue offset {run.first_offset} is a file after {queue.max_offset}"
+        if fault is not None:
+            self._log.reads.note_damage(self._log.reads.damage(int(run.positions[0]), fault))
+        return fault is None
 
     def _comes_later(self, at: int, upto: int) -> bool:
         """Whether the record that spans the confirmed end may be whole after its end is confirmed."""

@@ -25,7 +25,7 @@ from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import ADOPTING, TRUNCATING
 from raymq.store.log.control_files.marks import read_marks
 from raymq.store.log.control_files.meta import read_meta
-from raymq.store.log.record_reads import walk_piece
+from raymq.store.log.record_reads import may_be_record, walk_piece
 from raymq.store.log.recovery import log_scan
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import read_of
@@ -33,6 +33,7 @@ from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.log.segments.segment_paths import other_directories, segment_start_of
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.queues.queue_files import OpenFiles
+from raymq.store.queues.unit_places import UnitPlace
 from raymq.store.records import record
 from raymq.store.records.rows import tag_column
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS
@@ -88,6 +89,8 @@ class ReadOnlyStore:
         #: records after damage, and the damaged ranges [start, stop) before and between them
         self.after_damage: list[RecordRange] = []
         self.damaged: list[tuple[int, int]] = []
+        #: records that the consume queues have in other places than the records name
+        self.other_places: dict[int, UnitPlace | None] = {}
 
     def usual_size(self, directories: list[Path]) -> int:
         """The size that most files have, so that a fault names the file of another size; 0 if all are empty."""
@@ -151,6 +154,7 @@ class ReadOnlyStore:
         self.records = []
         self.after_damage = []
         self.damaged = []
+        self.other_places = {}
 
     def _leave_out_half_group(self) -> None:
         """Leave out a group if a crash left only its first messages: a start cuts the whole group off."""
@@ -206,6 +210,8 @@ class ReadOnlyStore:
         end = -1
         try:
             for _, _, queue in self.queues():
+                if self.log is not None and not self.is_own_store:
+                    queue.drop_end(partial(may_be_record, self.log))
                 end = max(end, queue.max_physical_offset)
                 queue.close()
         except Corrupt:

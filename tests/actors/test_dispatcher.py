@@ -18,7 +18,7 @@ from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.supervise import dispatcher as dispatcher_module
 from raymq.actors.supervise.dispatcher import Dispatcher
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, OffsetOutOfRange, Unavailable
+from raymq.store.base.errors import Bug, Corrupt, OffsetOutOfRange, Unavailable
 from raymq.store.base.files import Files, PathLike
 from raymq.store.base.running_flags import LOGIC_DISK_FULL
 from raymq.store.config.store_config import StoreConfig
@@ -34,7 +34,7 @@ from tests.support.waiting import until
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, consume_queue_file_size_bytes=20_000)
 
 
-def test_a_read_skips_the_units_of_a_foreign_store_that_point_at_nothing(
+def test_a_read_of_a_unit_that_points_at_nothing_says_that_the_message_is_missing(
     tmp_path: Path,
 ) -> None:
     with closing(EmbeddedStore(tmp_path)) as embedded:
@@ -47,10 +47,15 @@ def test_a_read_skips_the_units_of_a_foreign_store_that_point_at_nothing(
             file.seek(2 * len(blank))
             file.write(5 * blank)
         dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
-        # Fewer records per read than the gap has units. The read does not wait.
-        (part,) = dispatcher.fetch(FetchRequest("t", {0: 2}, 1 << 20, 2, 0))
-        assert part.records is not None
-        assert (part.first_offset, part.next_offset, len(part.records)) == (2, 8, 1)
+        before, gap, after = (
+            dispatcher.fetch(FetchRequest("t", {0: offset}, 1 << 20, 10, 0))[0]
+            for offset in (0, 2, 7)
+        )
+        assert (before.first_offset, before.next_offset, before.error) == (0, 2, None)
+        error = gap.error
+        assert isinstance(error, Corrupt)
+        assert (error.topic, error.queue_id, error.offset) == ("t", 0, 2)
+        assert (after.first_offset, after.next_offset, after.error) == (7, 8, None)
 
 
 def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: Path) -> None:
