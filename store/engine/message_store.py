@@ -352,13 +352,16 @@ class MessageStore:
         log = self.log
         if not self.config.message_index:
             return
-        self.index.load(
+        begins_again = self.index.load(
             log_start=log.start,
             log_end=log.end,
             never_cut_below=log.marks.queues_synced_end,
             crashed=log.crashed,
-            time_ms=log.checkpoint.index_ms,
         )
+        if begins_again:
+            # After a crash RocketMQ keeps the index files that ended before this time.
+            log.checkpoint.index_ms = 0
+            log.checkpoint.sync()
         self.reput.index = IndexBuilder(log, self.index)
 
     def _end_rebuilding(self) -> None:
@@ -696,6 +699,7 @@ class MessageStore:
                 self.dispatch(log.confirmed)
 
             copied = self._copy_compacted()
+            agree = self._erase_after_queues()
             self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
@@ -704,7 +708,7 @@ class MessageStore:
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
 
-            complete = copied and self.dispatched >= log.end
+            complete = copied and agree and self.dispatched >= log.end
             if self.config.message_index:
                 complete = complete and self.index.indexed >= log.end
         finally:
@@ -712,6 +716,16 @@ class MessageStore:
             self.consume_queues.close()
             self.index.close()
             log.close(clean=complete)
+
+    def _erase_after_queues(self) -> bool:
+        """Erase the bytes after all consume queues. Returns: False if one differs from the log: the next start rebuilds
+        it."""
+        try:
+            self.consume_queues.erase_after_ends()
+        except Corrupt as error:
+            logger.warning("%s", error)
+            return False
+        return True
 
     def _copy_compacted(self) -> bool:
         """Copy all records that compacted queues lack. Returns: whether they are complete."""

@@ -1,7 +1,8 @@
 """All index files of a store, a cache of the log below the confirmed end: from a key to the records that have it.
 
 Source: IndexService, RocketMQ 5.3.3. After a crash it drops the last file and may leave its records unindexed. Here a
-mark in `raymq/index` has the end up to which files and log agree. The records after it are indexed again.
+mark in `raymq/index` has the end up to which files and log agree. The records after it are indexed again. An index
+without a mark is that of RocketMQ, which nothing proves: it is built again from the log.
 """
 
 from __future__ import annotations
@@ -67,40 +68,33 @@ class IndexService:
 
     # --- opening ----------------------------------------------------------------------------------
 
-    def load(
-        self, *, log_start: int, log_end: int, never_cut_below: int, crashed: bool, time_ms: int
-    ) -> None:
+    def load(self, *, log_start: int, log_end: int, never_cut_below: int, crashed: bool) -> bool:
         """Open the files and bring them to a state that agrees with the log.
 
-        Args: `never_cut_below`: no cut went below this offset since the index was synced. `time_ms`: the checkpoint's
-        time of the index, which counts for a store without a mark. RocketMQ wrote that store, and its index is
-        complete unless RocketMQ crashed.
+        Without a mark the index is built again. RocketMQ wrote it, or a crash came before its first sync: nothing says
+        that its bytes are right, and how far they go.
+
+        Args: `never_cut_below`: no cut went below this offset since the index was synced. Returns: whether the index is
+        built again.
         """
         self._mark = self._open_mark()
         upto = self._mark.get("indexed")
 
+        if upto is None:
+            self._drop_all(log_start)
+            return True
         try:
             self._open_files()
-            if upto is not None:
-                self.indexed = max(min(upto, never_cut_below, log_end), log_start)
-                self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
-            elif crashed:
-                # Files that may not be on disk are dropped.
-                files = self._index_files
-                late = [file for file in files if file.empty or file.header.end_time_ms > time_ms]
-                self._delete(late)
-                ends = [file.header.end_offset for file in self._index_files]
-                self.indexed = max(min(max(ends, default=0), log_end), log_start)
-            else:
-                self._delete([file for file in self._index_files if file.empty])
-                self.indexed = log_end if self._index_files else log_start
-
+            self.indexed = max(min(upto, never_cut_below, log_end), log_start)
+            self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
             self._truncate_to(self.indexed)
         except (Corrupt, StorageFull):
             # The index is damaged, was made with other options, or cannot be repaired for lack of space: it is only a
             # cache.
             self._mark.update({"file": None, "count": 1, "indexed": log_start})
             self._drop_all(log_start)
+            return True
+        return False
 
     def _open_mark(self) -> Meta:
         """Open the mark. Of a damaged one nothing is used: the index is built again."""

@@ -233,8 +233,8 @@ class ConsumeQueue:
 
     def _has_data_after_end(self) -> bool:
         """Whether there are files, or bytes that are not zero, after the end."""
-        at = self.max_offset * fmt.QUEUE_UNIT_BYTES
-        if self._queue.files[-1].start > at:
+        files, at = self._queue.files, self.max_offset * fmt.QUEUE_UNIT_BYTES
+        if files[-1].start > at or (files[-1].start == at and (len(files) > 1 or not at)):
             return True
         file = self._queue.find(at)
         return file is not None and file.data_after(at - file.start) is not None

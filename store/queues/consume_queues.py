@@ -17,7 +17,7 @@ from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.state.topics import QueueKey
 
 from .consume_queue import ConsumeQueue, queue_directory
-from .queue_files import OpenFiles
+from .queue_files import OpenFiles, QueueFile
 
 #: for more dirty queues than this, writing begins in all of them before the first sync
 SYNCED_ALONE_MAX = 16
@@ -182,10 +182,30 @@ class ConsumeQueues:
             queue.truncate(physical_offset)
 
     def erase_after_ends(self) -> None:
-        """Erase the bytes after the last unit of every queue: `ConsumeQueue.erase_after_end`."""
-        self._wake()
-        for queue in self.all():
-            queue.erase_after_end()
+        """Erase the bytes after the last unit of the queues that were never used. Callers: an orderly stop.
+
+        RocketMQ would take them for messages. A queue that is opened erases them at once.
+        Raises: Corrupt for a queue that is not on disk as it was dispatched.
+        """
+        for key, end in list(self._unopened.items()):
+            if self._has_bytes_after(*key, end):
+                self.get(*key)
+
+    def _has_bytes_after(self, topic: str, queue_id: int, end: int) -> bool:
+        """Whether there is a file, or a byte that is not zero, after the last unit of an unopened queue."""
+        at = end * fmt.QUEUE_UNIT_BYTES
+        directory = self._directory / topic / str(queue_id)
+        begin = at - at % self._file_size
+        if self._files.exists(directory / file_name(begin + self._file_size)):
+            return True
+        path = directory / file_name(begin)
+        if not self._files.exists(path):
+            return False
+        file = QueueFile(path, begin, self._file_size, self.opened, False)
+        try:
+            return file.data_after(at - begin) is not None
+        finally:
+            file.end()
 
     def correct_min_offsets(self, min_physical: int) -> None:
         """Begin each queue at its first message at or above `min_physical`, the log's start."""

@@ -309,10 +309,12 @@ class QueueFiles:
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
 
-        Durable: that later files are gone. The oldest file stays even if it begins at `offset` or above.
+        Durable: that later files are gone. The oldest file stays even if it begins at `offset` or above, because its
+        name has the queue's next offset. Only at 0 it goes, too: RocketMQ takes the zeros at the begin of a file for a
+        message (ConsumeQueue#truncateDirtyLogicFiles).
         """
         with self._growth_lock:
-            while len(self.files) > 1 and self.files[-1].start >= offset:
+            while len(self.files) > (offset > 0) and self.files[-1].start >= offset:
                 last, self.files = self.files[-1], self.files[:-1]
                 last.end()
                 self._files.unlink(last.path)
