@@ -204,6 +204,17 @@ class IndexService:
         time = datetime.strptime(last[:14], _NAME_FORMAT) + timedelta(milliseconds=int(last[14:]))
         return _name_of(time + timedelta(milliseconds=1))
 
+    def entries_between(self, start: int, stop: int) -> int:
+        """How many keys of the records in [start, stop) are indexed."""
+        files = [file for file in self._index_files if not file.empty]
+        return sum(file.number_from(stop) - file.number_from(start) for file in files)
+
+    def forget_from(self, physical_offset: int) -> None:
+        """Drop the entries of records at or above an offset, so that these are indexed again."""
+        with self._files_lock:
+            self._truncate_to(physical_offset)
+            self.indexed = min(self.indexed, physical_offset)
+
     def sync(self, *, closing: bool = False) -> int:
         """fdatasync the files, then the mark. Returns: end time of the newest full file, 0 without one.
 

@@ -307,6 +307,29 @@ class ConsumeQueue:
         self.max_physical_offset = position + size
         self.max_offset = offset + count - skip
 
+    def replace(self, queue_offset: int, units: bytes) -> bool:
+        """Write the units of messages from `queue_offset` on again, as far as they have units and these are others.
+
+        Callers: after damage of their records was mended. Returns: whether there were others.
+        """
+        low = max(queue_offset, self.min_offset)
+        high = min(queue_offset + len(units) // fmt.QUEUE_UNIT_BYTES, self.max_offset)
+        if low >= high:
+            return False
+        first, last = low - queue_offset, high - queue_offset
+        wanted = units[first * fmt.QUEUE_UNIT_BYTES : last * fmt.QUEUE_UNIT_BYTES]
+        if self._span(low, high).tobytes() == wanted:
+            return False
+
+        self._write(low, wanted)
+        self._dirty_from = min(self._dirty_from, low)
+        if high == self.max_offset:
+            position, size, _ = fmt.QUEUE_UNIT.unpack_from(
+                wanted, len(wanted) - fmt.QUEUE_UNIT_BYTES
+            )
+            self.max_physical_offset = position + size
+        return True
+
     def begin_at(self, queue_offset: int) -> bool:
         """Make a queue without units continue at an offset. Returns: False, with no change, if it has units.
 

@@ -6,7 +6,7 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,6 +130,8 @@ class ReputService:
 
         before = self.dispatched
         try:
+            if self._log.reads.mended:
+                self._dispatch_mended()
             self._run(confirmed)
         except OSError:
             self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
@@ -237,22 +239,8 @@ class ReputService:
             mends=False,
         )
 
-        levels_ms = self._log.config.delay_levels_ms
-        runs = rows.runs(
-            view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS, hashes_tags=True
-        )
-        if self.other_places:
-            runs = placed(runs, self.other_places)
-        for run in runs:
-            # Another thread may end the following meanwhile.
-            on_run = self.on_run
-            if on_run is not None:
-                on_run(view, base, run)
-            if not self._has_place(run):
-                continue
-            codes = rows.tags_codes(run.topic, run.batch, levels_ms, hashes=run.tag_hashes)
-            units = fmt.pack_queue_units(run.positions, run.sizes, codes)
-            self._append((run.topic, run.queue_id), run.first_offset, units)
+        for key, first_offset, units in self._units_of(view, base, walk, is_first=True):
+            self._append(key, first_offset, units)
 
         self.dispatched = self._log.reads.next_walk_start(at, walk)
         if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
@@ -262,6 +250,26 @@ class ReputService:
                 return False
             self._pass_over(at, upto, walk.reason.value)
         return True
+
+    def _units_of(
+        self, view: memoryview, base: int, walk: record.Walk, *, is_first: bool = False
+    ) -> Iterator[tuple[QueueKey, int, bytes]]:
+        """Queue, first offset and packed units of each run of a walk. Args: `is_first`: `on_run` is called."""
+        levels_ms = self._log.config.delay_levels_ms
+        runs = rows.runs(
+            view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS, hashes_tags=True
+        )
+        if self.other_places:
+            runs = placed(runs, self.other_places)
+        for run in runs:
+            # Another thread may end the following meanwhile.
+            on_run = self.on_run if is_first else None
+            if on_run is not None:
+                on_run(view, base, run)
+            if self._has_place(run):
+                codes = rows.tags_codes(run.topic, run.batch, levels_ms, hashes=run.tag_hashes)
+                units = fmt.pack_queue_units(run.positions, run.sizes, codes)
+                yield (run.topic, run.queue_id), run.first_offset, units
 
     def _has_place(self, run: rows.RowRun) -> bool:
         """Whether a queue can have these records. Others are damaged, and passed over.
@@ -299,6 +307,40 @@ class ReputService:
         self._log.reads.note_damage(self._log.reads.damage(at, fault))
         self.dispatched = self._log.reads.next_record_after(at, upto)
         self._skipped_ranges.append((at, self.dispatched))
+
+    def _dispatch_mended(self) -> None:
+        """Write the units of mended records, and index the records, as far as dispatch has passed over them.
+
+        A start between the damage and its end does not know what was passed over. So all units of a mended range are
+        compared.
+        """
+        mended = self._log.reads.mended
+        while mended:
+            start, stop = mended[0]
+            at = max(start, self._log.start)
+            while at < min(stop, self.dispatched):
+                view, base, walk = self._log.reads.walk(
+                    at, stop, check_crc=False, check_position=False, mends=False
+                )
+                for key, first_offset, units in self._units_of(view, base, walk):
+                    queue = self._queues.get(*key)
+                    if queue.replace(first_offset, units):
+                        self._changed_queues.add(key)
+                    if first_offset <= queue.max_offset:
+                        # No later message of this queue came yet.
+                        self._append(key, first_offset, units)
+                following = self._log.reads.next_walk_start(at, walk)
+                if following == at:
+                    # It is damaged again.
+                    break
+                at = following
+
+            self._skipped_ranges = [
+                each for each in self._skipped_ranges if each[1] <= start or each[0] >= stop
+            ]
+            if self.index is not None:
+                self.index.check_again(max(start, self._log.start), stop)
+            mended.popleft()
 
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Append units for a queue's damaged messages below offset `upto`. The units point into the damage.
