@@ -23,7 +23,7 @@ from raymq.store.base.files import SyncFailed
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import DAMAGE_MAX
 from raymq.store.log.record_reads import Records
-from raymq.store.queues.consume_queue import BLANK_SIZE
+from raymq.store.queues.consume_queue import BLANK_SIZE, sub_directories
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.reader import out_of_range
 from raymq.store.records import record
@@ -93,8 +93,8 @@ class CompactionStore:
         self._synced_ends = self._read_synced_ends()
         noted = self._synced_ends or {}
         base = root / DIRECTORY / LOG
-        for topic in self._files.list(base):
-            for name in self._files.list(base / topic):
+        for topic in sub_directories(base, self._files):
+            for name in sub_directories(base / topic, self._files):
                 if name.isdigit():
                     self._load_queue(topic, int(name), noted.get((topic, int(name))))
 

@@ -107,10 +107,14 @@ class IndexService:
             return mark
 
     def _open_files(self) -> None:
-        for name in self._files.list(self._directory):
-            path = self._directory / name
+        for path in self._paths():
             file = IndexFile.open(path, self._slots, self._entries, files=self._files)
             self._index_files = (*self._index_files, file)
+
+    def _paths(self) -> list[Path]:
+        """The files of the index, oldest first."""
+        paths = [self._directory / name for name in self._files.list(self._directory)]
+        return [path for path in paths if not self._files.is_dir(path)]
 
     def _restore(self, name: str | None, count: int, *, crashed: bool) -> None:
         """Drop the entries written after the mark."""
@@ -141,8 +145,8 @@ class IndexService:
         for file in self._index_files:
             file.close()
         self._index_files = ()
-        for name in self._files.list(self._directory):
-            self._files.unlink(self._directory / name)
+        for path in self._paths():
+            self._files.unlink(path)
         if self._files.exists(self._directory):
             self._files.sync_dir(self._directory)
         self.indexed = log_start

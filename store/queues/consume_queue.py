@@ -56,6 +56,26 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
     return root / "consumequeue" / topic / str(queue_id)
 
 
+def queue_directories(base: Path, files: Files) -> list[tuple[str, int, Path]]:
+    """Topic, queue id and directory of every queue in a directory of topics, `consumequeue` for example.
+
+    Source: ConsumeQueueStore#loadConsumeQueues, which does not look at other files and names either.
+    """
+    found = []
+    for topic in sub_directories(base, files):
+        for name in sub_directories(base / topic, files):
+            if name.isdecimal() and name == str(int(name)):
+                found.append((topic, int(name), base / topic / name))
+    return sorted(found)
+
+
+def sub_directories(directory: Path, files: Files) -> list[str]:
+    """The names of the directories in a directory; none if it is not one."""
+    if not files.is_dir(directory):
+        return []
+    return [name for name in files.list(directory) if files.is_dir(directory / name)]
+
+
 class ConsumeQueue:
     """One queue of one topic. Callers: one thread appends and truncates, one syncs, any may read.
 

@@ -16,7 +16,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.state.topics import QueueKey
 
-from .consume_queue import ConsumeQueue, queue_directory
+from .consume_queue import ConsumeQueue, queue_directories, queue_directory
 from .queue_files import OpenFiles, QueueFile
 
 #: for more dirty queues than this, writing begins in all of them before the first sync
@@ -53,14 +53,12 @@ class ConsumeQueues:
     def load(self, *, after_crash: bool, sound_below: int, erases: bool = True) -> None:
         """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         self._unopened = {}
-        for topic in self._files.list(self._directory):
-            for name in self._files.list(self._directory / topic):
-                if name.isdigit():
-                    queue = self.get(topic, int(name))
-                    queue.load()
-                    queue.recover(after_crash=after_crash, sound_below=sound_below, erases=erases)
-                    if after_crash:
-                        queue.note_unsynced()
+        for topic, queue_id, _ in queue_directories(self._directory, self._files):
+            queue = self.get(topic, queue_id)
+            queue.load()
+            queue.recover(after_crash=after_crash, sound_below=sound_below, erases=erases)
+            if after_crash:
+                queue.note_unsynced()
 
     def load_known_ends(
         self, ends: dict[QueueKey, int], dispatched: int, *, unsynced: bool

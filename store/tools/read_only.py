@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.log.segments.segment_paths import other_directories, segment_start_of
-from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.consume_queue import ConsumeQueue, queue_directories
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.queues.unit_places import UnitPlace
 from raymq.store.records import record
@@ -93,11 +94,17 @@ class ReadOnlyStore:
         self.other_places: dict[int, UnitPlace | None] = {}
 
     def usual_size(self, directories: list[Path]) -> int:
-        """The size that most files have, so that a fault names the file of another size; 0 if all are empty."""
+        """The size that most files have, so that a fault names the file of another size; 0 if all are empty.
+
+        Two files that follow each other say it by their names, too.
+        """
         sizes: Counter[int] = Counter()
+        steps: list[int] = []
         for directory in directories:
-            names = [name for name in self.files.list(directory) if name.isdigit()]
+            names = [name for name in self.files.list(directory) if name.isdecimal()]
             sizes.update(self.files.size_of(directory / name) for name in names)
+            steps += [int(second) - int(first) for first, second in pairwise(names)]
+        sizes.update(2 * [step for step in steps if step in sizes])
         # An unfinished file is shorter.
         return max(filter(None, sizes), key=lambda size: (sizes[size], size), default=0)
 
@@ -316,12 +323,7 @@ class ReadOnlyStore:
 
     def queue_directories(self) -> list[tuple[str, int, Path]]:
         """Topic, queue id and directory of every consume queue."""
-        base = self.root / "consumequeue"
-        found = []
-        for topic in self.files.list(base):
-            names = [name for name in self.files.list(base / topic) if name.isdigit()]
-            found += [(topic, int(name), base / topic / name) for name in names]
-        return sorted(found)
+        return queue_directories(self.root / "consumequeue", self.files)
 
     @property
     def queues_end(self) -> int:

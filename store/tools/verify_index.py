@@ -157,6 +157,7 @@ class IndexCheck:
         store = self._store
         directory = store.root / "index"
         names = store.files.list(directory)
+        names = [name for name in names if not store.files.is_dir(directory / name)]
         if not names:
             return
 
