@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
@@ -74,6 +74,8 @@ from .followed_log import FollowedLog
 from .store_recovery import LostQueues, StoreRecovery
 
 logger = logging.getLogger(__name__)
+
+_Read = TypeVar("_Read")
 
 #: longest wait of an orderly stop for a lagging index. After it the file `abort` stays
 INDEX_WAIT_MS = 5_000
@@ -254,6 +256,7 @@ class MessageStore:
     def _recover(self, follows: bool) -> None:
         """Make log, state, consume queues, index and compacted queues agree."""
         self.consume_queues.on_differing = self._distrust_queue_ends
+        self.consume_queues.on_lost_units = self.reput.write_again
         found = StoreRecovery(
             self.log,
             self.state,
@@ -525,9 +528,21 @@ class MessageStore:
         reader: CompactionStore | QueueReader = self.reader
         if self.compaction.owns(topic):
             reader = self.compaction
-        found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        fetch = partial(reader.fetch, max_bytes=max_bytes, max_records=max_records)
+        found = self._with_sound_unit(fetch, topic, queue_id, offset)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found
+
+    def _with_sound_unit(
+        self, read: Callable[[str, int, int], _Read], topic: str, queue_id: int, offset: int
+    ) -> _Read:
+        """The result of a read. If it fails, the unit at the offset is compared with the log, and made again."""
+        try:
+            return read(topic, queue_id, offset)
+        except Corrupt:
+            if self.compaction.owns(topic) or not self.reput.make_again(topic, queue_id, offset):
+                raise
+        return read(topic, queue_id, offset)
 
     def fetch_whole(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
@@ -563,7 +578,7 @@ class MessageStore:
             self.compaction.read(topic, queue_id, offset, max_bytes=1, max_records=1)
             return
         try:
-            self.reader.check(topic, queue_id, offset)
+            self._with_sound_unit(self.reader.check, topic, queue_id, offset)
         except Corrupt as error:
             self.log.reads.note_damage(error)
             raise
@@ -591,7 +606,8 @@ class MessageStore:
         get = self._get_message.get
         if self.compaction.owns(topic):
             get = partial(get_compacted, self.compaction, self._get_message)
-        found = get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
+        get = partial(get, max_nums=max_nums, max_bytes=max_bytes, wanted=wanted)
+        found = self._with_sound_unit(get, topic, queue_id, offset)
         self.stats.note_get(len(found.queue_offsets))
         return found
 
@@ -698,8 +714,11 @@ class MessageStore:
             while self.reput.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
 
-            copied = self._copy_compacted()
             agree = self._erase_after_queues()
+            until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
+            while self.reput.units_behind and self.clock.monotonic_ms() < until_ms:
+                self.dispatch(log.confirmed)
+            copied = self._copy_compacted()
             self.sync_queues(closing=True)
             config_json.write_back(self)
             self.compaction.close()
@@ -708,7 +727,8 @@ class MessageStore:
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
 
-            complete = copied and agree and self.dispatched >= log.end
+            complete = copied and agree and not self.reput.units_behind
+            complete = complete and self.dispatched >= log.end
             if self.config.message_index:
                 complete = complete and self.index.indexed >= log.end
         finally:

@@ -199,7 +199,13 @@ class StoreRecovery:
         """Walk the log, cut it at its end, and cut the queues to it. Returns: the start of the walk."""
         low = self._stable_below(self._queues_end)
         scan_start = next(snapshot_starts(self._log, low), self._log.start)
-        self._log.recover(scan_start, self._visit, self._truncate_queues, queues_end=known_end)
+        self._log.recover(
+            scan_start,
+            self._visit,
+            self._truncate_queues,
+            queues_end=known_end,
+            has_unit=self._queues.has_unit,
+        )
         return scan_start
 
     def _stable_below(self, queues_end: int) -> int:

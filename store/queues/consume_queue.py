@@ -6,6 +6,7 @@ Source: ConsumeQueue, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,25 +183,15 @@ class ConsumeQueue:
         self._truncate_to(end)
         self._set_end(self._without_blank_tail(end))
 
-    def resume(self, end: int, below: int) -> None:
+    def resume(self, end: int, below: int) -> bool:
         """Continue from the known end of this queue: after the unit of its last record below a physical offset.
 
-        Units that a killed process wrote after it are dispatched again, to the same offsets.
-        Raises: Corrupt if that unit is not there.
+        Units that a killed process wrote after it are dispatched again, to the same offsets. If that unit is not there,
+        the queue ends after the last one before it that is. Returns: whether it ends where it should.
+        Raises: Corrupt if its file is not there.
         """
         first = self._queue.min_offset // fmt.QUEUE_UNIT_BYTES
-        self.min_offset = self._after_blanks(first, end)
-        self._set_end(end)
-        self._dirty_from = end
-
-        sound = self._queue.files and first <= end and self.max_physical_offset <= below
-        if sound and self.min_offset < end:
-            last = self._span(end - 1, end)
-            sound = last["size"][0] > 0 and last["position"][0] >= 0 and not _is_blank(last)[0]
-
-        if sound:
-            self.erase_after_end()
-        else:
+        if not self._queue.files or first > end:
             raise Corrupt(
                 f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart "
                 "the store, which then rebuilds its consume queues",
@@ -209,6 +200,49 @@ class ConsumeQueue:
                 rule="a queue ends where it was dispatched to",
                 expected=end,
             )
+
+        self.min_offset = self._after_blanks(first, end)
+        sound = self._end_of_sound(end, below)
+        self._set_end(sound)
+        self._dirty_from = sound
+        self.erase_after_end()
+        return sound == end
+
+    def _end_of_sound(self, end: int, below: int) -> int:
+        """The offset after the last unit below `end` that may be of a record below a physical offset."""
+        count = 1
+        while end > self.min_offset:
+            low = max(self.min_offset, end - count)
+            sound = _points(self._span(low, end), below)
+            if sound.any():
+                return low + int(np.flatnonzero(sound)[-1]) + 1
+            end, count = low, SCAN_UNITS
+        return end
+
+    def has_unit(self, position: int, size: int) -> bool:
+        """Whether there is a unit of this position and size."""
+        found = bisect_left(
+            range(self.min_offset, self.max_offset),
+            position,
+            key=lambda offset: int(self._span(offset, offset + 1)["position"][0]),
+        )
+        # Positions ascend. A damaged unit may say any, so the neighbours are looked at, too.
+        low = max(self.min_offset, self.min_offset + found - SCAN_UNITS_FIRST)
+        units = self._span(low, min(self.max_offset, low + 2 * SCAN_UNITS_FIRST))
+        return bool(((units["position"] == position) & (units["size"] == size)).any())
+
+    def around(self, queue_offset: int) -> tuple[int | None, int | None]:
+        """Where the records of the units before and after an offset end and begin; None: none is near."""
+        before = self._span(max(self.min_offset, queue_offset - SCAN_UNITS), queue_offset)
+        after = self._span(queue_offset + 1, min(self.max_offset, queue_offset + SCAN_UNITS))
+        rows_before, rows_after = (np.flatnonzero(_points(units)) for units in (before, after))
+        end = begin = None
+        if len(rows_before):
+            unit = before[rows_before[-1]]
+            end = int(unit["position"]) + int(unit["size"])
+        if len(rows_after):
+            begin = int(after["position"][rows_after[0]])
+        return end, begin
 
     def _files_to_check(self, sound_below: int) -> list[QueueFile]:
         """The files that may have unsound units: those from the last file with a sound first unit on."""
@@ -546,3 +580,10 @@ def _is_blank(units: QueueUnits) -> Bools:
     """A mask of the units without a message of their own."""
     blank = (units["position"] == 0) & (units["size"] == BLANK_SIZE)
     return np.asarray(blank | (units["tags_code"] == MISSING_CODE), dtype=np.bool_)
+
+
+def _points(units: QueueUnits, below: int = 1 << 62) -> Bools:
+    """A mask of the units that may point at a record of their own, which ends at or below `below`."""
+    positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
+    good = (positions >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & ~_is_blank(units)
+    return np.asarray(good & (positions <= below - sizes), dtype=np.bool_)

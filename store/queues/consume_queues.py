@@ -49,6 +49,8 @@ class ConsumeQueues:
         self._lock = threading.Lock()
         #: called if a queue does not agree with the log, or will not
         self.on_differing: Callable[[], None] = lambda: None
+        #: called with the range of the log whose records may have lost their units
+        self.on_lost_units: Callable[[int, int], None] = lambda start, stop: None
 
     def load(self, *, after_crash: bool, sound_below: int, erases: bool = True) -> None:
         """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
@@ -113,10 +115,13 @@ class ConsumeQueues:
         if end is not None:
             try:
                 queue.load()
-                queue.resume(end, self._dispatched)
+                is_whole = queue.resume(end, self._dispatched)
             except Corrupt:
                 self.on_differing()
                 raise
+            if not is_whole:
+                self.on_differing()
+                self.on_lost_units(max(queue.max_physical_offset, 0), self._dispatched)
             queue.correct_min_offset(self._min_physical)
             if self._unsynced:
                 queue.note_unsynced()
@@ -173,6 +178,10 @@ class ConsumeQueues:
     def max_physical_offset(self) -> int:
         """The end of the last record that has a unit in any open queue; -1: none."""
         return max((queue.max_physical_offset for queue in self.all()), default=-1)
+
+    def has_unit(self, position: int, size: int) -> bool:
+        """Whether any open queue has a unit of this position and size."""
+        return any(queue.has_unit(position, size) for queue in self.all())
 
     def truncate(self, physical_offset: int) -> None:
         """Drop the units of records that end above `physical_offset`."""

@@ -63,6 +63,9 @@ class QueueReader:
             return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
 
         queue = self._queues.get(topic, queue_id)
+        if queue.max_offset < high:
+            # It was opened now, and has lost units. They are made again.
+            return self.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         if count <= FEW_RECORDS:
             few = self._few_neighbours(queue, offset, count, max_bytes)
             if few is not None:

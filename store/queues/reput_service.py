@@ -5,6 +5,8 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from raymq.store.index.index_builder import IndexBuilder
     from raymq.store.put.put_lock import PutLock
 
+logger = logging.getLogger("raymq.store")
+
 #: most appended units that are kept in memory for dispatch. If there are more, dispatch reads all of them from the log
 PENDING_MAX = 2048
 #: most of them that are dispatched together
@@ -36,7 +40,18 @@ UNITS_MAX = 64
 MEND_WAIT_MS = 10_000
 #: longest time for which dispatch holds the interpreter
 SLICE_MS = 2.0
+#: most bytes of the log that a read walks to make one unit again
+MADE_AGAIN_BYTES = 64 << 20
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
+
+
+class _Again(NamedTuple):
+    """Records [start, stop) whose units are compared, and written again if they are others."""
+
+    start: int
+    stop: int
+    #: where mended bytes begin, whose keys the index may lack; None: only units were lost
+    mended_from: int | None
 
 
 class UndispatchedUnit(NamedTuple):
@@ -84,6 +99,9 @@ class ReputService:
         self._skipped_ranges: list[tuple[int, int]] = []
         #: records that recovery found in other places than they name
         self.other_places: OtherPlaces = {}
+        #: records whose units are written again, and the lock of those who do it at once
+        self._again: deque[_Again] = deque()
+        self._again_lock = threading.Lock()
         #: the last damage that was met, and when (ms)
         self._damage_met = (-1, 0)
 
@@ -130,8 +148,8 @@ class ReputService:
 
         before = self.dispatched
         try:
-            if self._log.reads.mended:
-                self._dispatch_mended()
+            if self.units_behind:
+                self._write_slice_again()
             self._run(confirmed)
         except OSError:
             self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
@@ -308,39 +326,100 @@ class ReputService:
         self.dispatched = self._log.reads.next_record_after(at, upto)
         self._skipped_ranges.append((at, self.dispatched))
 
-    def _dispatch_mended(self) -> None:
-        """Write the units of mended records, and index the records, as far as dispatch has passed over them.
+    # --- units that are written again -------------------------------------------------------------
+
+    @property
+    def units_behind(self) -> bool:
+        """Whether units are to be written again; False while a flag stops `run`."""
+        return bool(self._again or self._log.reads.mended) and not self._blocked
+
+    def write_again(self, start: int, stop: int) -> None:
+        """Let dispatch compare the units of the records [start, stop), and write those that are missing or others.
+
+        Callers: any thread.
+        """
+        self._again.append(_Again(start, stop, None))
+
+    def _write_slice_again(self) -> None:
+        """Write the units of some records again: of damage that was mended, or those that a queue has lost.
 
         A start between the damage and its end does not know what was passed over. So all units of a mended range are
         compared.
         """
         mended = self._log.reads.mended
         while mended:
-            start, stop = mended[0]
-            at = max(start, self._log.start)
-            while at < min(stop, self.dispatched):
+            start, stop = mended.popleft()
+            self._again.append(_Again(start, stop, start))
+        if not self._again:
+            return
+
+        again = self._again[0]
+        at, stop = max(again.start, self._log.start), min(again.stop, self.dispatched)
+        following = at
+        if at < stop:
+            view, base, walk = self._log.reads.walk(
+                at, stop, check_crc=False, check_position=False, mends=False
+            )
+            for key, first_offset, units in self._units_of(view, base, walk):
+                queue = self._queues.get(*key)
+                if queue.replace(first_offset, units):
+                    self._changed_queues.add(key)
+                if first_offset <= queue.max_offset:
+                    # No later message of this queue came yet.
+                    self._append(key, first_offset, units)
+            following = self._log.reads.next_walk_start(at, walk)
+            if following == at:
+                following = self._log.reads.next_record_after(at, stop)
+
+        if at < following < stop:
+            self._again[0] = again._replace(start=following)
+            return
+        self._end_again(again)
+
+    def _end_again(self, again: _Again) -> None:
+        self._again.popleft()
+        if again.mended_from is None:
+            return
+        start, stop = again.mended_from, again.stop
+        self._skipped_ranges = [
+            each for each in self._skipped_ranges if each[1] <= start or each[0] >= stop
+        ]
+        if self.index is not None:
+            self.index.check_again(max(start, self._log.start), stop)
+
+    def make_again(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Write the unit of a message again, from the records between its neighbours. Returns: whether it was another.
+
+        Callers: any thread, after a read at that offset has failed.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return False
+        before, after = queue.around(offset)
+        at = self._log.start if before is None else before
+        stop = self.dispatched if after is None else after
+        if not self._log.start <= at < stop <= self.dispatched or stop - at > MADE_AGAIN_BYTES:
+            return False
+
+        changed = False
+        with self._again_lock:
+            while at < stop:
                 view, base, walk = self._log.reads.walk(
                     at, stop, check_crc=False, check_position=False, mends=False
                 )
                 for key, first_offset, units in self._units_of(view, base, walk):
-                    queue = self._queues.get(*key)
-                    if queue.replace(first_offset, units):
-                        self._changed_queues.add(key)
-                    if first_offset <= queue.max_offset:
-                        # No later message of this queue came yet.
-                        self._append(key, first_offset, units)
+                    if key == (topic, queue_id):
+                        changed |= queue.replace(first_offset, units)
                 following = self._log.reads.next_walk_start(at, walk)
                 if following == at:
-                    # It is damaged again.
                     break
                 at = following
 
-            self._skipped_ranges = [
-                each for each in self._skipped_ranges if each[1] <= start or each[0] >= stop
-            ]
-            if self.index is not None:
-                self.index.check_again(max(start, self._log.start), stop)
-            mended.popleft()
+        if changed:
+            logger.error(
+                "a damaged unit of %s was made again at offset %d", queue.directory, offset
+            )
+        return changed
 
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Append units for a queue's damaged messages below offset `upto`. The units point into the damage.

@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -210,7 +211,20 @@ class ReadOnlyStore:
             scan_from=self.start,
             visit=visit,
             top=log_scan.NO_TOP if truncating_to is None else truncating_to,
+            has_unit=self._has_unit,
         )
+
+    def _has_unit(self, position: int, size: int) -> bool:
+        """Whether any consume queue has a unit of this position and size."""
+        try:
+            for _, _, queue in self.queues():
+                with closing(queue):
+                    if queue.has_unit(position, size):
+                        return True
+        except Corrupt:
+            # `check_derived` names the damage.
+            pass
+        return False
 
     def _known_end(self) -> int:
         """End of the last record that any consume queue knows, -1 without one."""

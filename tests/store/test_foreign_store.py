@@ -324,3 +324,20 @@ def test_bytes_after_the_last_unit_of_rocketmqs_queue_are_no_message(tmp_path, e
     assert store.state.next_offsets["RollT", 0] == MESSAGES
     store.close()
     assert roll_queue(root).read_bytes() == units
+
+
+@pytest.mark.parametrize("ended", ENDS)
+@pytest.mark.parametrize(("record_at", "message"), [(DAMAGED, MESSAGE), (196_608, 59)])
+def test_a_flipped_bit_in_the_physical_offset_of_a_record_is_no_end_of_the_log(
+    tmp_path, ended, record_at, message
+):
+    root = unpack_golden(tmp_path)
+    end_by(root, ended)
+    flip(root, record_at + 33, 8)
+    assert check(root).verdict.decision == "keep"
+    for _ in range(2):
+        store = reopen(root)
+        confirm_with_index(store)
+        assert served(store) == list(range(MESSAGES))
+        store.close()
+    assert check(root).verdict.decision == "keep"
