@@ -100,7 +100,10 @@ def interop(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     session.run(
         *("python", "-m", "pytest", "-m", "interop", "tests/interop", *session.posargs),
-        env={"RAYMQ_INTEROP": "required"},
+        env={
+            "RAYMQ_INTEROP": "required",
+            "RAYMQ_DAMAGED_STORES": os.environ.get("RAYMQ_DAMAGED_STORES", "500"),
+        },
     )
 
 

@@ -118,7 +118,8 @@ class Dispatcher:
         before = self._store.dispatched
         try:
             after = self._store.dispatch(self._store.log.confirmed)
-            return after != before or self._store.reput.index_behind
+            reput = self._store.reput
+            return after != before or reput.index_behind or reput.units_behind
         finally:
             self._wake_reads(self._store.reput.take_changed_queues())
 

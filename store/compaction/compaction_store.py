@@ -23,7 +23,7 @@ from raymq.store.base.files import SyncFailed
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.log_reads import DAMAGE_MAX
 from raymq.store.log.record_reads import Records
-from raymq.store.queues.consume_queue import BLANK_SIZE
+from raymq.store.queues.consume_queue import BLANK_SIZE, sub_directories
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.reader import out_of_range
 from raymq.store.records import record
@@ -93,8 +93,8 @@ class CompactionStore:
         self._synced_ends = self._read_synced_ends()
         noted = self._synced_ends or {}
         base = root / DIRECTORY / LOG
-        for topic in self._files.list(base):
-            for name in self._files.list(base / topic):
+        for topic in sub_directories(base, self._files):
+            for name in sub_directories(base / topic, self._files):
                 if name.isdigit():
                     self._load_queue(topic, int(name), noted.get((topic, int(name))))
 
@@ -239,26 +239,26 @@ class CompactionStore:
 
     def _copy(self, sparse: SparseLog, units: Any, offset: int) -> None:
         """Copy the records with KEYS of a slice of units, the first of which has queue offset `offset`."""
-        has_record = units["size"] != BLANK_SIZE
-        offsets = offset + np.flatnonzero(has_record)
-        units = units[has_record]
-        if not len(units):
-            return
-
         positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
-        found, rows = self._commit_log.reads.undamaged_records(positions, sizes)
+        # A blank unit is a gap: its message is missing.
+        pointing = np.flatnonzero((sizes >= fmt.RECORD_MIN_BYTES) & (sizes != BLANK_SIZE))
+        found, sound = self._commit_log.reads.undamaged_records(
+            positions[pointing], sizes[pointing]
+        )
+        rows = pointing[sound]
         batch = record.decode(*found)
         has_key = key_column(batch.column("properties")).is_valid().to_numpy(zero_copy_only=False)
 
         copied: Any = np.zeros(len(units), dtype=COMPACTED_UNIT_DTYPE)
         copied["tags_code"] = units["tags_code"]
         copied["store_time_ms"][rows] = batch.column("store_time_ms").to_numpy()
-        copied["offset"] = offsets
+        copied["offset"] = offset + np.arange(len(units))
 
         kept = np.ones(len(units), dtype=np.bool_)
         kept[rows] = has_key
         if len(rows) < len(units):
-            # A damaged record is copied, too: without it readers would take an older message of its key for the latest.
+            # Damaged and missing records are copied, too: without them readers would take an older message of the same
+            # key for the latest.
             found = self._read_with_damage(positions, sizes)
         copied["size"] = found.sizes
 

@@ -7,6 +7,7 @@ Source: CompactionLog.TopicPartitionLog, SparseConsumeQueue, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_left
 from pathlib import Path
@@ -24,13 +25,17 @@ from raymq.store.base.rules import COMPACTION_PAIR_RULE
 from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
 from raymq.store.log.segments.read_together import read_together
 from raymq.store.log.segments.segment_paths import file_name, offset_names
-from raymq.store.records import record
+from raymq.store.records import record, rows
 from raymq.store.records.binary_columns import value_bytes, value_offsets
-from raymq.store.records.record_walk import first_fault
+from raymq.store.records.record_walk import MAGICS, first_fault
 
 from .units import COMPACTED_UNIT_BYTES, COMPACTED_UNIT_DTYPE, COMPACTING, end_unit, is_record_unit
 
+logger = logging.getLogger("raymq.store")
+
 _LONG_BYTES = np.arange(8)
+#: columns of records from which units are made again
+_COLUMNS = ("queue_offset", "store_time_ms", "properties")
 #: units read at a time while their end is looked for
 SCAN_UNITS = 8192
 UNIT_RULE = "no record where its unit says"
@@ -57,9 +62,54 @@ class SegmentPair:
         return np.frombuffer(data, dtype=COMPACTED_UNIT_DTYPE)
 
     def offset_at(self, number: int) -> int:
-        """The queue offset of a unit; a negative number counts from the end."""
+        """The queue offset of a unit; a negative number counts from the end.
+
+        Raises: Corrupt for a unit of no record: a search that believed its offset would leave out messages.
+        """
         number += self.count if number < 0 else 0
-        return int(self.units(number, number + 1)["offset"][0])
+        unit = self.units(number, number + 1)
+        if not is_record_unit(unit)[0]:
+            self.mend_units()
+            unit = self.units(number, number + 1)
+        if not len(unit) or not is_record_unit(unit)[0]:
+            raise self._damaged_unit(number)
+        return int(unit["offset"][0])
+
+    def _damaged_unit(self, number: int) -> Corrupt:
+        at = number * COMPACTED_UNIT_BYTES
+        return Corrupt(
+            f"{self.queue.path} at {at}: the unit is damaged, and so is its record; `raymq store verify` says more",
+            path=str(self.queue.path),
+            offset=at,
+            rule=UNIT_RULE,
+        )
+
+    def mend_units(self) -> None:
+        """Write the units of the records again that the log file has one after the other, if they differ."""
+        view = memoryview(self.log.read(0, self.log.size))
+        walk = record.walk(view, self.start)
+        if not len(walk.positions):
+            return
+
+        made: Any = np.zeros(len(walk.positions), dtype=COMPACTED_UNIT_DTYPE)
+        batch = record.decode(view, walk.positions - self.start, walk.sizes, columns=_COLUMNS)
+        made["position"], made["size"] = walk.positions, walk.sizes
+        made["tags_code"] = rows.tags_codes("", batch)
+        made["store_time_ms"] = batch.column("store_time_ms").to_numpy()
+        made["offset"] = batch.column("queue_offset").to_numpy()
+        made["count"], made["compacted"] = 1, -1
+
+        data = made.tobytes()[: self.queue.size // COMPACTED_UNIT_BYTES * COMPACTED_UNIT_BYTES]
+        if self.queue.read(0, len(data)) != data:
+            logger.error("%s: damaged units are made again from the records", self.queue.path)
+            self.queue.pwrite(data, 0)
+            self.queue.sync()
+            self.find_end()
+
+    def lacks_units(self) -> bool:
+        """Whether a record follows that of the last unit: a unit is damaged, or a crash came before it was written."""
+        at = self.log_bytes
+        return at + fmt.BLANK_BYTES <= self.log.size and self.log.read(at + 4, at + 8) in MAGICS
 
     def records_of(self, units: npt.NDArray[Any]) -> tuple[memoryview, Int64s]:
         """A buffer with the records of these units, and the start of each record in it.
@@ -202,6 +252,8 @@ class SparseLog:
         self.pairs += [self._open(int(name)) for name in sorted(names)]
         for pair in self.pairs:
             pair.find_end()
+            if pair.lacks_units():
+                pair.mend_units()
             pair.sealed = pair is not self.pairs[-1] or self._is_sealed(pair)
 
     def _is_unfinished(self, name: str, pairs: set[str]) -> bool:

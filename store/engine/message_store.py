@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
@@ -74,6 +74,8 @@ from .followed_log import FollowedLog
 from .store_recovery import LostQueues, StoreRecovery
 
 logger = logging.getLogger(__name__)
+
+_Read = TypeVar("_Read")
 
 #: longest wait of an orderly stop for a lagging index. After it the file `abort` stays
 INDEX_WAIT_MS = 5_000
@@ -254,6 +256,7 @@ class MessageStore:
     def _recover(self, follows: bool) -> None:
         """Make log, state, consume queues, index and compacted queues agree."""
         self.consume_queues.on_differing = self._distrust_queue_ends
+        self.consume_queues.on_lost_units = self.reput.write_again
         found = StoreRecovery(
             self.log,
             self.state,
@@ -262,6 +265,7 @@ class MessageStore:
             follows=follows,
         ).run()
         self.reput.dispatched = found.dispatched
+        self.reput.other_places = found.other_places
         self._queues_exact = found.queues_exact
         self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding
@@ -351,13 +355,16 @@ class MessageStore:
         log = self.log
         if not self.config.message_index:
             return
-        self.index.load(
+        begins_again = self.index.load(
             log_start=log.start,
             log_end=log.end,
             never_cut_below=log.marks.queues_synced_end,
             crashed=log.crashed,
-            time_ms=log.checkpoint.index_ms,
         )
+        if begins_again:
+            # After a crash RocketMQ keeps the index files that ended before this time.
+            log.checkpoint.index_ms = 0
+            log.checkpoint.sync()
         self.reput.index = IndexBuilder(log, self.index)
 
     def _end_rebuilding(self) -> None:
@@ -521,9 +528,21 @@ class MessageStore:
         reader: CompactionStore | QueueReader = self.reader
         if self.compaction.owns(topic):
             reader = self.compaction
-        found = reader.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        fetch = partial(reader.fetch, max_bytes=max_bytes, max_records=max_records)
+        found = self._with_sound_unit(fetch, topic, queue_id, offset)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found
+
+    def _with_sound_unit(
+        self, read: Callable[[str, int, int], _Read], topic: str, queue_id: int, offset: int
+    ) -> _Read:
+        """The result of a read. If it fails, the unit at the offset is compared with the log, and made again."""
+        try:
+            return read(topic, queue_id, offset)
+        except Corrupt:
+            if self.compaction.owns(topic) or not self.reput.make_again(topic, queue_id, offset):
+                raise
+        return read(topic, queue_id, offset)
 
     def fetch_whole(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
@@ -559,7 +578,7 @@ class MessageStore:
             self.compaction.read(topic, queue_id, offset, max_bytes=1, max_records=1)
             return
         try:
-            self.reader.check(topic, queue_id, offset)
+            self._with_sound_unit(self.reader.check, topic, queue_id, offset)
         except Corrupt as error:
             self.log.reads.note_damage(error)
             raise
@@ -587,7 +606,8 @@ class MessageStore:
         get = self._get_message.get
         if self.compaction.owns(topic):
             get = partial(get_compacted, self.compaction, self._get_message)
-        found = get(topic, queue_id, offset, max_nums, max_bytes=max_bytes, wanted=wanted)
+        get = partial(get, max_nums=max_nums, max_bytes=max_bytes, wanted=wanted)
+        found = self._with_sound_unit(get, topic, queue_id, offset)
         self.stats.note_get(len(found.queue_offsets))
         return found
 
@@ -694,6 +714,10 @@ class MessageStore:
             while self.reput.index_behind and self.clock.monotonic_ms() < until_ms:
                 self.dispatch(log.confirmed)
 
+            agree = self._erase_after_queues()
+            until_ms = self.clock.monotonic_ms() + INDEX_WAIT_MS
+            while self.reput.units_behind and self.clock.monotonic_ms() < until_ms:
+                self.dispatch(log.confirmed)
             copied = self._copy_compacted()
             self.sync_queues(closing=True)
             config_json.write_back(self)
@@ -703,7 +727,8 @@ class MessageStore:
             log.checkpoint.logics_ms = self.state.store_time_ms
             log.checkpoint.sync()
 
-            complete = copied and self.dispatched >= log.end
+            complete = copied and agree and not self.reput.units_behind
+            complete = complete and self.dispatched >= log.end
             if self.config.message_index:
                 complete = complete and self.index.indexed >= log.end
         finally:
@@ -711,6 +736,16 @@ class MessageStore:
             self.consume_queues.close()
             self.index.close()
             log.close(clean=complete)
+
+    def _erase_after_queues(self) -> bool:
+        """Erase the bytes after all consume queues. Returns: False if one differs from the log: the next start rebuilds
+        it."""
+        try:
+            self.consume_queues.erase_after_ends()
+        except Corrupt as error:
+            logger.warning("%s", error)
+            return False
+        return True
 
     def _copy_compacted(self) -> bool:
         """Copy all records that compacted queues lack. Returns: whether they are complete."""

@@ -9,13 +9,17 @@ Source: DefaultMessageStore#recover, #recoverTopicQueueTable, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from raymq.store.log.record_reads import may_be_record
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.snapshot_writer import SnapshotWriter
+from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.unit_places import OtherPlaces, UnitPlaces
 from raymq.store.records import record, rows
 from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, GroupRange, ShardState
 from raymq.store.state.topics import QueueKey
@@ -60,6 +64,8 @@ class RecoveredStore(NamedTuple):
     rebuilding: LostQueues | None
     #: the last group of the log, of which a follower may have half
     group: GroupRange
+    #: records that are in other places than they name
+    other_places: OtherPlaces
 
 
 class StoreRecovery:
@@ -88,6 +94,8 @@ class StoreRecovery:
         self._offsets_at_queues_end: dict[QueueKey, int] | None = None
         #: the walk read a record that begins or ends at `_queues_end`
         self._queues_end_between_records = False
+        #: compares the units with the walked records; None: the queues stay closed
+        self._places: UnitPlaces | None = None
         self._applier = StateApplier(log, state)
         #: the next offsets in the snapshot that the walk has begun with
         self._queue_starts: dict[QueueKey, int] = {}
@@ -108,14 +116,16 @@ class StoreRecovery:
             log.note_synced(log.end)
 
         lost = self._find_lost_queues()
-        exact = not lost and self._queues_end >= 0 and self._queues_end_as_expected()
+        # A start that does not look at the queues would believe what such records say.
+        plain = self._places is None or not self._places.others
+        exact = not lost and self._queues_end >= 0 and self._queues_end_as_expected() and plain
         self._raise_next_offsets_to_queue_ends()
 
         rebuilding = None
         starts = self._starts_of_queues_without_units()
         if lost or self._queues_end < 0:
             rebuilding = LostQueues(log.end, {**starts, **lost})
-            exact = self._begin_queues_again()
+            exact = self._begin_queues_again() and plain
         else:
             for (topic, queue_id), offset in starts.items():
                 exact = False
@@ -126,8 +136,9 @@ class StoreRecovery:
             log.marks.dispatched_end = dispatched
 
         self._snapshots.find_newest()
+        others = {} if self._places is None else self._places.others
         return RecoveredStore(
-            dispatched, exact, self._applier.has_snapshot, rebuilding, self._applier.group
+            dispatched, exact, self._applier.has_snapshot, rebuilding, self._applier.group, others
         )
 
     # --- consume queues before the walk -----------------------------------------------------------
@@ -137,14 +148,21 @@ class StoreRecovery:
         log = self._log
         # Consume queues are synced rarely, so that after a reboot they are trusted only below the queues' synced end.
         # The same holds after a failed sync, because their pages count as clean until they are written again.
+        # Those of RocketMQ are compared with the log, unit by unit.
         has_doubt = not log.same_boot or log.meta.get(QUEUES_DOUBTFUL)
-        only_synced = bool(log.crashed and has_doubt)
+        only_synced = bool(log.crashed and has_doubt and log.is_own_store)
         if not only_synced and self._may_stay_closed():
             end = log.marks.dispatched_end
             return QueueTrust(end, end, only_synced=False, stay_closed=True)
 
         known_end = self._load_queues()
         trusted_end = min(known_end, log.marks.queues_synced_end) if only_synced else known_end
+        self._places = UnitPlaces(
+            self._queues,
+            trusted_end,
+            state=self._state,
+            is_whole=log.start == 0,
+        )
         return QueueTrust(known_end, trusted_end, only_synced=only_synced, stay_closed=False)
 
     def _may_stay_closed(self) -> bool:
@@ -168,7 +186,11 @@ class StoreRecovery:
         log.marks.dispatched_end = 0
         # If the page cache is intact, only the last units can be half written.
         sound_below = log.end_max if log.same_boot else log.marks.queues_synced_end
-        self._queues.load(after_crash=log.crashed, sound_below=sound_below)
+        own = log.is_own_store
+        self._queues.load(after_crash=log.crashed, sound_below=sound_below, erases=own)
+        if not own:
+            for queue in self._queues.all():
+                queue.drop_end(partial(may_be_record, log.segments))
         return self._queues.max_physical_offset
 
     # --- the walk ---------------------------------------------------------------------------------
@@ -177,7 +199,13 @@ class StoreRecovery:
         """Walk the log, cut it at its end, and cut the queues to it. Returns: the start of the walk."""
         low = self._stable_below(self._queues_end)
         scan_start = next(snapshot_starts(self._log, low), self._log.start)
-        self._log.recover(scan_start, self._visit, self._truncate_queues, queues_end=known_end)
+        self._log.recover(
+            scan_start,
+            self._visit,
+            self._truncate_queues,
+            queues_end=known_end,
+            has_unit=self._queues.has_unit,
+        )
         return scan_start
 
     def _stable_below(self, queues_end: int) -> int:
@@ -197,6 +225,13 @@ class StoreRecovery:
     def _truncate_queues(self, end: int) -> None:
         """Cut the consume queues to a log that ends at `end`, before this boot is noted."""
         log = self._log
+        if self._places is not None:
+            for run in self._places.end():
+                self._apply_run(run)
+        if not log.is_own_store:
+            self._mend_foreign_queues(end)
+            return
+
         damaged = log.start < self._queues_end < end and not self._queues_end_between_records
 
         if self._trust.stay_closed and not damaged and self._queues_end <= end:
@@ -217,6 +252,34 @@ class StoreRecovery:
             max(self._queues_end, log.start) if self._trust.only_synced or damaged else end
         )
         self._queues.truncate(min(end, trusted_end))
+
+    def _mend_foreign_queues(self, end: int) -> None:
+        """Cut what is wrong in the queues of RocketMQ's store: dispatch begins at the first record without a unit."""
+        log, places = self._log, self._places
+        if places is None:
+            return
+        self._queues.truncate(end)
+        for key, offsets in places.claims():
+            queue = self._queues.get(*key)
+            wrong = [offset for offset in offsets if not self._points_at_record(queue, offset)]
+            if wrong:
+                queue.cut(wrong[0])
+        for queue in self._queues.all():
+            queue.erase_after_end()
+
+        if places.first_missing is not None:
+            self._queues_end = min(self._queues_end, places.first_missing)
+            self._offsets_at_queues_end = {}
+            # RocketMQ dispatches again from the file that its checkpoint names.
+            log.checkpoint.logics_ms = 0
+            log.checkpoint.sync()
+
+    def _points_at_record(self, queue: ConsumeQueue, offset: int) -> bool:
+        if offset < queue.min_offset:
+            return False
+        unit = queue.read(offset, 1)[0]
+        position, size = int(unit["position"]), int(unit["size"])
+        return size != BLANK_SIZE and may_be_record(self._log.segments, position, size)
 
     def _drop_half_group(self, scan_start: int) -> None:
         """Cut off a group of messages if a crash left only its first ones: it was never acknowledged.
@@ -252,10 +315,16 @@ class StoreRecovery:
 
     def _apply_walk(self, view: memoryview, base: int, walk: record.Walk) -> None:
         """Apply walked records to the state, run by run."""
-        for run in rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS):
-            self._note_offsets_at_queues_end(run)
-            self._applier.apply(run)
-            self._note_queue_starts(run)
+        runs = rows.runs(view, base, walk.positions, walk.sizes, columns=COLUMNS)
+        if self._places is not None:
+            runs = self._places.place_all(runs, (base, walk.end))
+        for run in runs:
+            self._apply_run(run)
+
+    def _apply_run(self, run: rows.RowRun) -> None:
+        self._note_offsets_at_queues_end(run)
+        self._applier.apply(run)
+        self._note_queue_starts(run)
 
     def _note_queue_starts(self, run: rows.RowRun) -> None:
         """Remember the next offsets in the snapshot that the walk begins with."""
@@ -288,6 +357,9 @@ class StoreRecovery:
         """
         log = self._log
         self._queues.correct_min_offsets(log.start)
+        if not log.is_own_store:
+            # Every record of the log was compared with its unit.
+            return {}
         expected = self._expected_ends()
         lost = {key: expected[key] for key in self._queues.missing()}
         for (topic, queue_id), offset in expected.items():

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Int64s, UInt32s
+from raymq.store.base.arrays import Int32s, Int64s, UInt32s
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, StorageFull
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records import record
@@ -104,6 +104,38 @@ class IndexBuilder:
 
         self._added_end = self._service.indexed
 
+    def check_again(self, start: int, stop: int) -> None:
+        """Index all records from `start` on again if entries of the mended records [start, stop) are missing.
+
+        Entries are in the order of the log, so that none can be put between others.
+        """
+        stop = min(stop, self._service.indexed)
+        try:
+            keys, at = 0, start
+            while at < stop:
+                view, base, walk = self._log.reads.walk(
+                    at,
+                    stop,
+                    check_crc=False,
+                    check_position=False,
+                    limit=SLICE_RECORDS,
+                    mends=False,
+                )
+                batch = record.decode(view, walk.positions - base, walk.sizes, columns=_COLUMNS)
+                found = _hashes_of(batch, walk.positions)
+                keys += 0 if found is None else len(found[0])
+                following = self._log.reads.next_walk_start(at, walk)
+                if following == at:
+                    break
+                at = following
+
+            if self._service.entries_between(start, stop) < keys:
+                self._forget_units()
+                self._service.forget_from(start)
+                self._added_end = self._service.indexed
+        except (OffsetOutOfRange, Corrupt) as error:
+            logger.warning("mended records are not indexed: %s", error)
+
     @property
     def full(self) -> bool:
         """Whether enough records wait to be indexed together."""
@@ -187,16 +219,26 @@ class IndexBuilder:
         self._service.indexed = max(at, end)
 
     def _index_batch(self, batch: pa.RecordBatch, positions: Int64s, end: int) -> bool:
-        kinds = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
-        if (kinds == fmt.SYS_ROLLBACK).any():
-            kept = kinds != fmt.SYS_ROLLBACK
-            batch, positions = batch.filter(kept), positions[kept]
-        keyed = keyed_column(batch.column("properties"))
-        if keyed is None:
+        found = _hashes_of(batch, positions)
+        if found is None:
             return False
-        topics = batch.column("topic").dictionary_encode()
-        table = np.array([topic_hash(name) for name in topics.dictionary.to_pylist()], np.uint32)
-        topic_hashes = table[topics.indices.to_numpy()]
-        times_ms = batch.column("store_time_ms").to_numpy()
-        self._index(topic_hashes, keyed, positions, times_ms, end)
+        self._service.append(*found, upto=end)
         return True
+
+
+def _hashes_of(batch: pa.RecordBatch, positions: Int64s) -> tuple[Int32s, Int64s, Int64s] | None:
+    """Hash, physical offset and store time of each key of some records; None without any."""
+    kinds = batch.column("sys_flag").to_numpy() & fmt.SYS_TRANSACTION_MASK
+    if (kinds == fmt.SYS_ROLLBACK).any():
+        kept = kinds != fmt.SYS_ROLLBACK
+        batch, positions = batch.filter(kept), positions[kept]
+    keyed = keyed_column(batch.column("properties"))
+    if keyed is None:
+        return None
+
+    topics = batch.column("topic").dictionary_encode()
+    table = np.array([topic_hash(name) for name in topics.dictionary.to_pylist()], np.uint32)
+    topic_hashes = table[topics.indices.to_numpy()]
+    times_ms = batch.column("store_time_ms").to_numpy()
+    rows, values = hash_keys(topic_hashes, keyed)
+    return values, positions.take(rows), times_ms.take(rows)

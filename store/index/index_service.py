@@ -1,7 +1,8 @@
 """All index files of a store, a cache of the log below the confirmed end: from a key to the records that have it.
 
 Source: IndexService, RocketMQ 5.3.3. After a crash it drops the last file and may leave its records unindexed. Here a
-mark in `raymq/index` has the end up to which files and log agree. The records after it are indexed again.
+mark in `raymq/index` has the end up to which files and log agree. The records after it are indexed again. An index
+without a mark is that of RocketMQ, which nothing proves: it is built again from the log.
 """
 
 from __future__ import annotations
@@ -67,40 +68,33 @@ class IndexService:
 
     # --- opening ----------------------------------------------------------------------------------
 
-    def load(
-        self, *, log_start: int, log_end: int, never_cut_below: int, crashed: bool, time_ms: int
-    ) -> None:
+    def load(self, *, log_start: int, log_end: int, never_cut_below: int, crashed: bool) -> bool:
         """Open the files and bring them to a state that agrees with the log.
 
-        Args: `never_cut_below`: no cut went below this offset since the index was synced. `time_ms`: the checkpoint's
-        time of the index, which counts for a store without a mark. RocketMQ wrote that store, and its index is
-        complete unless RocketMQ crashed.
+        Without a mark the index is built again. RocketMQ wrote it, or a crash came before its first sync: nothing says
+        that its bytes are right, and how far they go.
+
+        Args: `never_cut_below`: no cut went below this offset since the index was synced. Returns: whether the index is
+        built again.
         """
         self._mark = self._open_mark()
         upto = self._mark.get("indexed")
 
+        if upto is None:
+            self._drop_all(log_start)
+            return True
         try:
             self._open_files()
-            if upto is not None:
-                self.indexed = max(min(upto, never_cut_below, log_end), log_start)
-                self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
-            elif crashed:
-                # Files that may not be on disk are dropped.
-                files = self._index_files
-                late = [file for file in files if file.empty or file.header.end_time_ms > time_ms]
-                self._delete(late)
-                ends = [file.header.end_offset for file in self._index_files]
-                self.indexed = max(min(max(ends, default=0), log_end), log_start)
-            else:
-                self._delete([file for file in self._index_files if file.empty])
-                self.indexed = log_end if self._index_files else log_start
-
+            self.indexed = max(min(upto, never_cut_below, log_end), log_start)
+            self._restore(self._mark.get("file"), self._mark.get("count"), crashed=crashed)
             self._truncate_to(self.indexed)
         except (Corrupt, StorageFull):
             # The index is damaged, was made with other options, or cannot be repaired for lack of space: it is only a
             # cache.
             self._mark.update({"file": None, "count": 1, "indexed": log_start})
             self._drop_all(log_start)
+            return True
+        return False
 
     def _open_mark(self) -> Meta:
         """Open the mark. Of a damaged one nothing is used: the index is built again."""
@@ -113,10 +107,14 @@ class IndexService:
             return mark
 
     def _open_files(self) -> None:
-        for name in self._files.list(self._directory):
-            path = self._directory / name
+        for path in self._paths():
             file = IndexFile.open(path, self._slots, self._entries, files=self._files)
             self._index_files = (*self._index_files, file)
+
+    def _paths(self) -> list[Path]:
+        """The files of the index, oldest first."""
+        paths = [self._directory / name for name in self._files.list(self._directory)]
+        return [path for path in paths if not self._files.is_dir(path)]
 
     def _restore(self, name: str | None, count: int, *, crashed: bool) -> None:
         """Drop the entries written after the mark."""
@@ -147,8 +145,8 @@ class IndexService:
         for file in self._index_files:
             file.close()
         self._index_files = ()
-        for name in self._files.list(self._directory):
-            self._files.unlink(self._directory / name)
+        for path in self._paths():
+            self._files.unlink(path)
         if self._files.exists(self._directory):
             self._files.sync_dir(self._directory)
         self.indexed = log_start
@@ -209,6 +207,17 @@ class IndexService:
             return name
         time = datetime.strptime(last[:14], _NAME_FORMAT) + timedelta(milliseconds=int(last[14:]))
         return _name_of(time + timedelta(milliseconds=1))
+
+    def entries_between(self, start: int, stop: int) -> int:
+        """How many keys of the records in [start, stop) are indexed."""
+        files = [file for file in self._index_files if not file.empty]
+        return sum(file.number_from(stop) - file.number_from(start) for file in files)
+
+    def forget_from(self, physical_offset: int) -> None:
+        """Drop the entries of records at or above an offset, so that these are indexed again."""
+        with self._files_lock:
+            self._truncate_to(physical_offset)
+            self.indexed = min(self.indexed, physical_offset)
 
     def sync(self, *, closing: bool = False) -> int:
         """fdatasync the files, then the mark. Returns: end time of the newest full file, 0 without one.

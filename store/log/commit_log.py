@@ -35,7 +35,14 @@ from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refus
 from raymq.store.log.control_files.checkpoint import Checkpoint
 from raymq.store.log.control_files.marks import Marks
 from raymq.store.log.control_files.meta import Meta
-from raymq.store.log.recovery.log_scan import NotedEnds, Scan, Visit, foreign_end, scan
+from raymq.store.log.recovery.log_scan import (
+    HasUnit,
+    NotedEnds,
+    Scan,
+    Visit,
+    foreign_end,
+    scan,
+)
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import open_log_files
 from raymq.store.log.segments.mapped_file import MappedFile
@@ -666,13 +673,15 @@ class CommitLog:
         truncate_queues: Callable[[int], None] | None = None,
         *,
         queues_end: int = 0,
+        has_unit: HasUnit = lambda position, size: False,
     ) -> Scan:
         """Walk from `scan_from`, where a record starts, decide about the stop position, and finish the log.
 
         Args: `visit`: called with (view, segment_start, walk) for the valid records of each file in order.
         `truncate_queues`: called with the log's end before this boot is noted; it truncates consume queues that a power
         loss may have torn. Once the boot is noted, a restart trusts everything it finds. `queues_end`: the end of the
-        last record that a consume queue knows. A log that RocketMQ wrote and closed in order ends there.
+        last record that a consume queue knows. A log that RocketMQ wrote and closed in order ends there. `has_unit`: of
+        `log_scan.scan`.
         Raises: Corrupt, with nothing changed, if the decision table says so.
         """
         self.pool.restore(self.marks.appended_end)
@@ -683,7 +692,7 @@ class CommitLog:
             if visit is not None:
                 visit(view, base, walk)
 
-        found = self._scan(scan_from, visit_and_note, queues_end)
+        found = self._scan(scan_from, visit_and_note, queues_end, has_unit)
         end = found.end
 
         if found.row.decision is Decision.TRUNCATE:
@@ -726,7 +735,9 @@ class CommitLog:
         self.recovered = found
         return found
 
-    def _scan(self, scan_from: int, visit: Visit | None, queues_end: int) -> Scan:
+    def _scan(
+        self, scan_from: int, visit: Visit | None, queues_end: int, has_unit: HasUnit
+    ) -> Scan:
         """Find the log's end. Raises: Corrupt if the decision table says so."""
         appended = self.marks.appended_end
         if not self.is_own_store:
@@ -739,6 +750,7 @@ class CommitLog:
             files=self.files,
             scan_from=scan_from,
             visit=visit,
+            has_unit=has_unit,
         )
 
         row = found.row

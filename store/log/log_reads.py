@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -36,6 +37,8 @@ _DAMAGED = (
 )
 #: most damaged records that are remembered
 DAMAGE_MAX = 100
+#: most mended ranges that wait for dispatch
+MENDED_MAX = 1000
 
 
 class LogReads:
@@ -56,6 +59,8 @@ class LogReads:
         #: mends damage at an offset, if another replica has the bytes. Returns: whether to read again. None: no other
         #: replica exists
         self.mend: Callable[[int], bool] | None = None
+        #: ranges [start, stop) that were found sound after damage, until dispatch has looked at their units
+        self.mended: deque[tuple[int, int]] = deque(maxlen=MENDED_MAX)
         #: lets another thread mend damage at an offset soon
         self.mend_later: Callable[[int], None] = lambda offset: None
 
@@ -200,6 +205,11 @@ class LogReads:
         if offset not in self.skipped_damage and len(self.skipped_damage) < DAMAGE_MAX:
             self.skipped_damage[offset] = error
             logger.error("%s", error)
+
+    def note_mended(self, start: int, stop: int) -> None:
+        """Let dispatch look at the units of records that were damaged: it may have passed over them."""
+        if (start, stop) not in self.mended:
+            self.mended.append((start, stop))
 
     def forget_damage(self, is_sound: Callable[[int], bool]) -> None:
         """Forget the damage at offsets that are sound again."""

@@ -127,6 +127,26 @@ def read_unchecked(
     return Records(data, starts, sizes)
 
 
+def may_be_record(segments: MappedFileQueue, position: int, size: int) -> bool:
+    """Whether a unit of a consume queue may be right: it points at a record of its size, or at a deleted one.
+
+    The CRC of the body does not count: damage of a body is no reason to doubt the unit.
+    """
+    start, end = segments.min_offset, segments.files[-1].start if segments.files else 0
+    if position >= 0 and position + size <= start:
+        return True
+    if size < fmt.RECORD_MIN_BYTES or not start <= position < end + segments.file_size:
+        return False
+    one = np.array([position], dtype=np.int64), np.array([size], dtype=np.int64)
+    try:
+        read_records(
+            segments, *one, end + segments.file_size, check_crc=False, check_position=False
+        )
+    except Corrupt:
+        return False
+    return True
+
+
 class RecordsAtOffsets(NamedTuple):
     """The records at some offsets of a log."""
 

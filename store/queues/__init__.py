@@ -3,6 +3,7 @@
 consume_queue   one queue: 20 bytes per message
 queue_files     the files of one queue
 consume_queues  all queues of a store
+unit_places     the places that units give to records whose own place is damaged
 reput_service   dispatch: from the log into the queues and the index
 reader          reads as consumers make them: from an offset, confirmed records only
 get_message     reads as RocketMQ's brokers make them: statuses, limits, filters

@@ -6,6 +6,8 @@ Source: ConsumeQueue, RocketMQ 5.3.3.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,21 @@ QueueUnits = Structs
 #: size of a blank unit, which has no message. Its position and its tags code are 0
 BLANK_SIZE = 0x7FFFFFFF
 _BLANK_UNIT = fmt.QUEUE_UNIT.pack(0, BLANK_SIZE, 0)
+#: tags code of a unit for an offset whose message is missing. On disk the unit points at the queue's next message:
+#: RocketMQ takes such a code for an address in `consumequeue_ext`, and serves that message twice. At a blank unit it
+#: would leave out all messages in the rest of a log file. `read` gives a blank unit instead.
+MISSING_CODE = -(1 << 31) - 2
 #: last files that are checked at the start after an orderly stop
 CLEAN_FILES = 3
 #: units read at a time while searching for the end, and units of the first read, which is enough for most queues
 SCAN_UNITS, SCAN_UNITS_FIRST = 8192, 200
+
+
+def may_be_queue(topic: str, queue_id: int) -> bool:
+    """Whether a store can have a queue of this name: damaged records may name others."""
+    return (
+        bool(topic) and topic not in (".", "..") and not set(topic) & set("/\0") and queue_id >= 0
+    )
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
@@ -33,7 +46,7 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
 
     Raises: Corrupt for a topic or queue that would be elsewhere, or that no start would find.
     """
-    if not topic or topic in (".", "..") or set(topic) & set("/\0") or queue_id < 0:
+    if not may_be_queue(topic, queue_id):
         raise Corrupt(
             f"a record names queue {queue_id} of topic {topic!r}, which is not a directory of a store",
             path=str(root),
@@ -42,6 +55,26 @@ def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
             found=f"{topic!r}, {queue_id}",
         )
     return root / "consumequeue" / topic / str(queue_id)
+
+
+def queue_directories(base: Path, files: Files) -> list[tuple[str, int, Path]]:
+    """Topic, queue id and directory of every queue in a directory of topics, `consumequeue` for example.
+
+    Source: ConsumeQueueStore#loadConsumeQueues, which does not look at other files and names either.
+    """
+    found = []
+    for topic in sub_directories(base, files):
+        for name in sub_directories(base / topic, files):
+            if name.isdecimal() and name == str(int(name)):
+                found.append((topic, int(name), base / topic / name))
+    return sorted(found)
+
+
+def sub_directories(directory: Path, files: Files) -> list[str]:
+    """The names of the directories in a directory; none if it is not one."""
+    if not files.is_dir(directory):
+        return []
+    return [name for name in files.list(directory) if files.is_dir(directory / name)]
 
 
 class ConsumeQueue:
@@ -86,12 +119,13 @@ class ConsumeQueue:
         self._dirty_from = 0
         self._queue.note_unsynced()
 
-    def recover(self, *, after_crash: bool = True, sound_below: int = 0) -> None:
+    def recover(
+        self, *, after_crash: bool = True, sound_below: int = 0, erases: bool = True
+    ) -> None:
         """Find the first unit and the end of the units.
 
-        After a crash every file is checked that may hold units of records at or above `sound_below` (physical). The
-        bytes after the first invalid unit are erased. Pages reach the disk in any order, and these units would become
-        readable once the hole before them is filled. Otherwise only the last three files are checked.
+        After a crash every file is checked that may hold units of records at or above `sound_below` (physical).
+        Otherwise only the last three files are checked. Args: `erases`: `erase_after_end` is called, too.
         Source: ConsumeQueue#recover, which always checks three and erases nothing.
         """
         files = self._queue.files
@@ -111,26 +145,53 @@ class ConsumeQueue:
         # Units that a start finds count as synced, unless `note_unsynced` is called.
         self._dirty_from = self.max_offset
 
-        if after_crash and self._writable and self._has_data_after_end():
+        if erases:
+            self.erase_after_end()
+
+    def erase_after_end(self) -> None:
+        """Erase the bytes after the last unit.
+
+        Pages reach the disk in any order, and these bytes would become units once the hole before them is filled.
+        RocketMQ takes those that follow the last unit for a message.
+        """
+        if self._writable and self._queue.files and self._has_data_after_end():
             self._truncate_to(self.max_offset)
 
-    def resume(self, end: int, below: int) -> None:
+    def drop_end(self, is_record: Callable[[int, int], bool]) -> None:
+        """Forget the last units that point at no record, without a write. Args: `is_record`: of a position and size."""
+        end = self.max_offset
+        while end > self.min_offset:
+            before, unit = 0, self._span(max(self.min_offset, end - 2), end)
+            if len(unit) > 1 and not _is_blank(unit[:1])[0]:
+                before = int(unit["position"][0]) + int(unit["size"][0])
+            position, size = int(unit["position"][-1]), int(unit["size"][-1])
+            if position >= before and is_record(position, size):
+                break
+            end = self._without_blank_tail(end - 1)
+        if end < self.max_offset:
+            self._set_end(end)
+
+    def cut(self, queue_offset: int) -> None:
+        """Drop the units from an offset on, and zero their bytes. Below the first unit: all units.
+
+        Durable: after the next `sync`.
+        """
+        end = max(queue_offset, self._queue.min_offset // fmt.QUEUE_UNIT_BYTES)
+        if end >= self.max_offset:
+            return
+        self.min_offset = min(self.min_offset, end)
+        self._truncate_to(end)
+        self._set_end(self._without_blank_tail(end))
+
+    def resume(self, end: int, below: int) -> bool:
         """Continue from the known end of this queue: after the unit of its last record below a physical offset.
 
-        Units that a killed process wrote after it are dispatched again, to the same offsets.
-        Raises: Corrupt if that unit is not there.
+        Units that a killed process wrote after it are dispatched again, to the same offsets. If that unit is not there,
+        the queue ends after the last one before it that is. Returns: whether it ends where it should.
+        Raises: Corrupt if its file is not there.
         """
         first = self._queue.min_offset // fmt.QUEUE_UNIT_BYTES
-        self.min_offset = self._after_blanks(first, end)
-        self._set_end(end)
-        self._dirty_from = end
-
-        sound = self._queue.files and first <= end and self.max_physical_offset <= below
-        if sound and self.min_offset < end:
-            last = self._span(end - 1, end)
-            sound = last["size"][0] > 0 and last["position"][0] >= 0 and not _is_blank(last)[0]
-
-        if not sound:
+        if not self._queue.files or first > end:
             raise Corrupt(
                 f"queue {self.directory} does not end at offset {end}, where its last message was dispatched; restart "
                 "the store, which then rebuilds its consume queues",
@@ -139,6 +200,49 @@ class ConsumeQueue:
                 rule="a queue ends where it was dispatched to",
                 expected=end,
             )
+
+        self.min_offset = self._after_blanks(first, end)
+        sound = self._end_of_sound(end, below)
+        self._set_end(sound)
+        self._dirty_from = sound
+        self.erase_after_end()
+        return sound == end
+
+    def _end_of_sound(self, end: int, below: int) -> int:
+        """The offset after the last unit below `end` that may be of a record below a physical offset."""
+        count = 1
+        while end > self.min_offset:
+            low = max(self.min_offset, end - count)
+            sound = _points(self._span(low, end), below)
+            if sound.any():
+                return low + int(np.flatnonzero(sound)[-1]) + 1
+            end, count = low, SCAN_UNITS
+        return end
+
+    def has_unit(self, position: int, size: int) -> bool:
+        """Whether there is a unit of this position and size."""
+        found = bisect_left(
+            range(self.min_offset, self.max_offset),
+            position,
+            key=lambda offset: int(self._span(offset, offset + 1)["position"][0]),
+        )
+        # Positions ascend. A damaged unit may say any, so the neighbours are looked at, too.
+        low = max(self.min_offset, self.min_offset + found - SCAN_UNITS_FIRST)
+        units = self._span(low, min(self.max_offset, low + 2 * SCAN_UNITS_FIRST))
+        return bool(((units["position"] == position) & (units["size"] == size)).any())
+
+    def around(self, queue_offset: int) -> tuple[int | None, int | None]:
+        """Where the records of the units before and after an offset end and begin; None: none is near."""
+        before = self._span(max(self.min_offset, queue_offset - SCAN_UNITS), queue_offset)
+        after = self._span(queue_offset + 1, min(self.max_offset, queue_offset + SCAN_UNITS))
+        rows_before, rows_after = (np.flatnonzero(_points(units)) for units in (before, after))
+        end = begin = None
+        if len(rows_before):
+            unit = before[rows_before[-1]]
+            end = int(unit["position"]) + int(unit["size"])
+        if len(rows_after):
+            begin = int(after["position"][rows_after[0]])
+        return end, begin
 
     def _files_to_check(self, sound_below: int) -> list[QueueFile]:
         """The files that may have unsound units: those from the last file with a sound first unit on."""
@@ -183,8 +287,8 @@ class ConsumeQueue:
 
     def _has_data_after_end(self) -> bool:
         """Whether there are files, or bytes that are not zero, after the end."""
-        at = self.max_offset * fmt.QUEUE_UNIT_BYTES
-        if self._queue.files[-1].start > at:
+        files, at = self._queue.files, self.max_offset * fmt.QUEUE_UNIT_BYTES
+        if files[-1].start > at or (files[-1].start == at and (len(files) > 1 or not at)):
             return True
         file = self._queue.find(at)
         return file is not None and file.data_after(at - file.start) is not None
@@ -201,11 +305,15 @@ class ConsumeQueue:
             last = self._span(end - 1, end)[0]
             self.max_physical_offset = int(last["position"]) + int(last["size"])
 
+    def jumps_to(self, queue_offset: int) -> bool:
+        """Whether an offset is a file or more after the last unit: `append` refuses it."""
+        return bool(self._queue.files) and queue_offset - self.max_offset >= self._file_units
+
     def append(self, queue_offset: int, units: bytes) -> None:
         """Write the packed units of consecutive messages, the first of which has `queue_offset`.
 
-        Units written before are left out, so dispatching again is harmless. A gap in the queue offsets (foreign stores
-        may have one) is filled with blanks. Raises: StorageFull, Corrupt for a gap of more than a file.
+        Units written before are left out, so dispatching again is harmless. A gap in the queue offsets, of foreign
+        stores or by damage, gets units that say so. Raises: StorageFull, Corrupt for a gap of more than a file.
         Source: ConsumeQueue#putMessagePositionInfo, which would shift all offsets after a gap.
         """
         count, rest = divmod(len(units), fmt.QUEUE_UNIT_BYTES)
@@ -240,13 +348,41 @@ class ConsumeQueue:
             )
 
         self._dirty_from = min(self._dirty_from, self.max_offset)
-        self._write(self.max_offset, _BLANK_UNIT * gap + units[skip * fmt.QUEUE_UNIT_BYTES :])
+        units = units[skip * fmt.QUEUE_UNIT_BYTES :]
+        filling = _BLANK_UNIT
+        if gap and self.min_offset < self.max_offset:
+            following, size, _ = fmt.QUEUE_UNIT.unpack_from(units)
+            filling = fmt.QUEUE_UNIT.pack(following, size, MISSING_CODE)
+        self._write(self.max_offset, filling * gap + units)
         if self.min_offset == self.max_offset:
             # There was no unit, and a start finds the first one after the blanks.
             self.min_offset = offset
         position, size, _ = fmt.QUEUE_UNIT.unpack_from(units, len(units) - fmt.QUEUE_UNIT_BYTES)
         self.max_physical_offset = position + size
         self.max_offset = offset + count - skip
+
+    def replace(self, queue_offset: int, units: bytes) -> bool:
+        """Write the units of messages from `queue_offset` on again, as far as they have units and these are others.
+
+        Callers: after damage of their records was mended. Returns: whether there were others.
+        """
+        low = max(queue_offset, self.min_offset)
+        high = min(queue_offset + len(units) // fmt.QUEUE_UNIT_BYTES, self.max_offset)
+        if low >= high:
+            return False
+        first, last = low - queue_offset, high - queue_offset
+        wanted = units[first * fmt.QUEUE_UNIT_BYTES : last * fmt.QUEUE_UNIT_BYTES]
+        if self._span(low, high).tobytes() == wanted:
+            return False
+
+        self._write(low, wanted)
+        self._dirty_from = min(self._dirty_from, low)
+        if high == self.max_offset:
+            position, size, _ = fmt.QUEUE_UNIT.unpack_from(
+                wanted, len(wanted) - fmt.QUEUE_UNIT_BYTES
+            )
+            self.max_physical_offset = position + size
+        return True
 
     def begin_at(self, queue_offset: int) -> bool:
         """Make a queue without units continue at an offset. Returns: False, with no change, if it has units.
@@ -280,7 +416,12 @@ class ConsumeQueue:
 
         Returns: QUEUE_UNIT_DTYPE. Units of BLANK_SIZE have no message. Raises: Corrupt for unreadable bytes.
         """
-        return self._span(queue_offset, min(queue_offset + count, self.max_offset))
+        units = self._span(queue_offset, min(queue_offset + count, self.max_offset))
+        missing = units["tags_code"] == MISSING_CODE
+        if missing.any():
+            units = units.copy()
+            units[missing] = (0, BLANK_SIZE, 0)
+        return units
 
     def read_packed(self, queue_offset: int, count: int) -> bytes:
         """The bytes of `read`'s units, or of those in the first file. Raises: Corrupt for unreadable bytes."""
@@ -436,4 +577,13 @@ class ConsumeQueue:
 
 
 def _is_blank(units: QueueUnits) -> Bools:
-    return np.asarray((units["position"] == 0) & (units["size"] == BLANK_SIZE), dtype=np.bool_)
+    """A mask of the units without a message of their own."""
+    blank = (units["position"] == 0) & (units["size"] == BLANK_SIZE)
+    return np.asarray(blank | (units["tags_code"] == MISSING_CODE), dtype=np.bool_)
+
+
+def _points(units: QueueUnits, below: int = 1 << 62) -> Bools:
+    """A mask of the units that may point at a record of their own, which ends at or below `below`."""
+    positions, sizes = units["position"].astype(np.int64), units["size"].astype(np.int64)
+    good = (positions >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & ~_is_blank(units)
+    return np.asarray(good & (positions <= below - sizes), dtype=np.bool_)

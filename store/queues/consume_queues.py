@@ -16,8 +16,8 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.state.topics import QueueKey
 
-from .consume_queue import ConsumeQueue, queue_directory
-from .queue_files import OpenFiles
+from .consume_queue import ConsumeQueue, queue_directories, queue_directory
+from .queue_files import OpenFiles, QueueFile
 
 #: for more dirty queues than this, writing begins in all of them before the first sync
 SYNCED_ALONE_MAX = 16
@@ -33,6 +33,8 @@ class ConsumeQueues:
         self._root = root
         self._directory = root / "consumequeue"
         self._file_size = config.consume_queue_file_size_bytes
+        #: units of one file
+        self.file_units = self._file_size // fmt.QUEUE_UNIT_BYTES
         self._files = files
 
         #: files that have a descriptor
@@ -47,18 +49,18 @@ class ConsumeQueues:
         self._lock = threading.Lock()
         #: called if a queue does not agree with the log, or will not
         self.on_differing: Callable[[], None] = lambda: None
+        #: called with the range of the log whose records may have lost their units
+        self.on_lost_units: Callable[[int, int], None] = lambda start, stop: None
 
-    def load(self, *, after_crash: bool, sound_below: int) -> None:
+    def load(self, *, after_crash: bool, sound_below: int, erases: bool = True) -> None:
         """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
         self._unopened = {}
-        for topic in self._files.list(self._directory):
-            for name in self._files.list(self._directory / topic):
-                if name.isdigit():
-                    queue = self.get(topic, int(name))
-                    queue.load()
-                    queue.recover(after_crash=after_crash, sound_below=sound_below)
-                    if after_crash:
-                        queue.note_unsynced()
+        for topic, queue_id, _ in queue_directories(self._directory, self._files):
+            queue = self.get(topic, queue_id)
+            queue.load()
+            queue.recover(after_crash=after_crash, sound_below=sound_below, erases=erases)
+            if after_crash:
+                queue.note_unsynced()
 
     def load_known_ends(
         self, ends: dict[QueueKey, int], dispatched: int, *, unsynced: bool
@@ -113,10 +115,13 @@ class ConsumeQueues:
         if end is not None:
             try:
                 queue.load()
-                queue.resume(end, self._dispatched)
+                is_whole = queue.resume(end, self._dispatched)
             except Corrupt:
                 self.on_differing()
                 raise
+            if not is_whole:
+                self.on_differing()
+                self.on_lost_units(max(queue.max_physical_offset, 0), self._dispatched)
             queue.correct_min_offset(self._min_physical)
             if self._unsynced:
                 queue.note_unsynced()
@@ -174,10 +179,40 @@ class ConsumeQueues:
         """The end of the last record that has a unit in any open queue; -1: none."""
         return max((queue.max_physical_offset for queue in self.all()), default=-1)
 
+    def has_unit(self, position: int, size: int) -> bool:
+        """Whether any open queue has a unit of this position and size."""
+        return any(queue.has_unit(position, size) for queue in self.all())
+
     def truncate(self, physical_offset: int) -> None:
         """Drop the units of records that end above `physical_offset`."""
         for queue in self.all():
             queue.truncate(physical_offset)
+
+    def erase_after_ends(self) -> None:
+        """Erase the bytes after the last unit of the queues that were never used. Callers: an orderly stop.
+
+        RocketMQ would take them for messages. A queue that is opened erases them at once.
+        Raises: Corrupt for a queue that is not on disk as it was dispatched.
+        """
+        for key, end in list(self._unopened.items()):
+            if self._has_bytes_after(*key, end):
+                self.get(*key)
+
+    def _has_bytes_after(self, topic: str, queue_id: int, end: int) -> bool:
+        """Whether there is a file, or a byte that is not zero, after the last unit of an unopened queue."""
+        at = end * fmt.QUEUE_UNIT_BYTES
+        directory = self._directory / topic / str(queue_id)
+        begin = at - at % self._file_size
+        if self._files.exists(directory / file_name(begin + self._file_size)):
+            return True
+        path = directory / file_name(begin)
+        if not self._files.exists(path):
+            return False
+        file = QueueFile(path, begin, self._file_size, self.opened, False)
+        try:
+            return file.data_after(at - begin) is not None
+        finally:
+            file.end()
 
     def correct_min_offsets(self, min_physical: int) -> None:
         """Begin each queue at its first message at or above `min_physical`, the log's start."""

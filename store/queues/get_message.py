@@ -23,6 +23,7 @@ from raymq.store.state.shard_state import ShardState
 from .consume_queue import BLANK_SIZE, QueueUnits
 from .consume_queues import ConsumeQueues
 from .message_filter import MessageFilter, TagFilter
+from .reader import missing_message
 from .sql_filter import SqlFilter
 
 #: bounds of `max_bytes`
@@ -115,7 +116,7 @@ class GetMessage:
         """Messages of a queue from `offset` on, at most `max_nums`, below the confirmed end.
 
         An offset is never an error: the status says why nothing is read, and `next_begin_offset` where to continue.
-        Raises: Corrupt for a damaged or unreadable record.
+        Raises: Corrupt for a missing, damaged or unreadable record.
         """
         queue = self._queues.find(topic, queue_id)
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
@@ -134,6 +135,9 @@ class GetMessage:
                 units = queue.read(begin, min(span, left))
                 if not len(units):
                     return nothing(GetMessageStatus.OFFSET_FOUND_NULL, begin + left, low, high)
+                units = units[: leading(units["size"] != BLANK_SIZE)]
+                if not len(units):
+                    raise missing_message(topic, queue_id, begin)
                 picked = self._pick(units, max_nums, size_limit, wanted)
                 following = begin + picked.examined
                 if len(picked.rows) or following >= high:
@@ -176,7 +180,7 @@ class GetMessage:
         config = self._config
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
-        alive = (sizes != BLANK_SIZE) & (positions >= self._log.start)
+        alive: Bools = positions >= self._log.start
         matching: Bools | None = None if wanted is None else wanted.units(units["tags_code"])
         good = alive if matching is None else alive & matching
 
@@ -190,7 +194,7 @@ class GetMessage:
             )
 
         good_sizes = np.where(good, sizes, 0)
-        messages_before = np.cumsum(good) - good
+        messages_before: Int64s = np.cumsum(good) - good
         bytes_before = np.cumsum(good_sizes) - good_sizes
 
         in_memory = self._log.end - positions <= self._memory_bytes

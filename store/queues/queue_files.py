@@ -19,13 +19,21 @@ from raymq.store.base.errors import Corrupt, require
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Data, Files, only_zeros
 from raymq.store.log.segments.mapped_file import wrong_length
-from raymq.store.log.segments.mapped_file_queue import check_contiguous, check_name
+from raymq.store.log.segments.mapped_file_queue import (
+    check_contiguous,
+    check_name,
+    is_other_directory,
+)
 from raymq.store.log.segments.segment_paths import file_name
 
 T = TypeVar("T")
 
 #: files of consume queues that a store has open at a time, one descriptor each
 OPEN_FILES_MAX = 256
+
+
+#: what to do about damage of a cache
+REBUILD_ADVICE = "stop the store and delete the queue's directory; the next start rebuilds it"
 
 
 class OpenFiles:
@@ -139,7 +147,7 @@ class QueueFile:
 
     def _damaged(self, reason: str, position: int) -> Corrupt:
         return Corrupt(
-            f"{self.path} {reason}; stop the store and delete the queue's directory; the next start rebuilds it",
+            f"{self.path} {reason}; {REBUILD_ADVICE}",
             path=str(self.path),
             offset=self.start + position,
             rule="consume queue files can be read",
@@ -224,6 +232,8 @@ class QueueFiles:
         unfinished: list[Path] = []
         for name in self._files.list(self.directory):
             path = self.directory / name
+            if is_other_directory(path, files=self._files):
+                continue
             check_name(path)
             length = self._files.size_of(path)
             if unfinished or (length < self.file_size and not any(self._files.read_file(path))):
@@ -241,7 +251,7 @@ class QueueFiles:
     def _checked(self, path: Path, length: int, before: list[QueueFile]) -> QueueFile:
         start = check_contiguous(path, before[-1].start if before else None, self.file_size)
         if length != self.file_size:
-            raise wrong_length(path, start, length, self.file_size)
+            raise wrong_length(path, start, length, self.file_size, advice=REBUILD_ADVICE)
         return QueueFile(path, start, self.file_size, self._opened, self._writable)
 
     @property
@@ -309,10 +319,12 @@ class QueueFiles:
     def truncate_to(self, offset: int) -> None:
         """Cut at `offset`: later files are destroyed, the rest of its file is made zero.
 
-        Durable: that later files are gone. The oldest file stays even if it begins at `offset` or above.
+        Durable: that later files are gone. The oldest file stays even if it begins at `offset` or above, because its
+        name has the queue's next offset. Only at 0 it goes, too: RocketMQ takes the zeros at the begin of a file for a
+        message (ConsumeQueue#truncateDirtyLogicFiles).
         """
         with self._growth_lock:
-            while len(self.files) > 1 and self.files[-1].start >= offset:
+            while len(self.files) > (offset > 0) and self.files[-1].start >= offset:
                 last, self.files = self.files[-1], self.files[:-1]
                 last.end()
                 self._files.unlink(last.path)

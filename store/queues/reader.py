@@ -10,7 +10,7 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s, leading
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange
-from raymq.store.base.rules import UNIT_RECORD_RULE
+from raymq.store.base.rules import MISSING_RULE, UNIT_RECORD_RULE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.record_reads import Records
 from raymq.store.log.segments.read_together import LARGE_BYTES
@@ -19,7 +19,7 @@ from raymq.store.records import record
 from raymq.store.records.requests import FetchSlice
 from raymq.store.state.shard_state import ShardState
 
-from .consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
+from .consume_queue import BLANK_SIZE, MISSING_CODE, ConsumeQueue, QueueUnits
 from .consume_queues import ConsumeQueues
 
 #: consume queue units read first; more if their records are short
@@ -63,6 +63,9 @@ class QueueReader:
             return FetchSlice(queue_id, offset, offset, low, high, _NO_RECORDS, None)
 
         queue = self._queues.get(topic, queue_id)
+        if queue.max_offset < high:
+            # It was opened now, and has lost units. They are made again.
+            return self.fetch(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
         if count <= FEW_RECORDS:
             few = self._few_neighbours(queue, offset, count, max_bytes)
             if few is not None:
@@ -74,17 +77,15 @@ class QueueReader:
             # The message was deleted after the range was read.
             raise out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
 
-        # Queues of foreign stores may have gaps, filled with units that point at nothing.
         has_record = units["size"] != BLANK_SIZE
         if not has_record[0]:
-            following = offset + leading(~has_record)
-            return FetchSlice(queue_id, offset, following, low, high, _NO_RECORDS, None)
+            raise missing_message(topic, queue_id, offset)
         units = units[: leading(has_record)]
 
         positions, sizes = self._chosen(units, max_bytes)
-        self._check_units(topic, queue_id, offset, positions, sizes)
+        count = self._count_sound(topic, queue_id, offset, positions, sizes)
         try:
-            found = self._read_records(positions, sizes)
+            found = self._read_records(positions[:count], sizes[:count])
         except OffsetOutOfRange as error:
             raise out_of_range(
                 topic, queue_id, offset, *self._queues.range(topic, queue_id)
@@ -105,10 +106,12 @@ class QueueReader:
         units = queue.read_packed(offset, count)
         if len(units) < count * fmt.QUEUE_UNIT_BYTES:
             return None
-        for position, size, _ in fmt.QUEUE_UNIT.iter_unpack(units):
+        for position, size, tags_code in fmt.QUEUE_UNIT.iter_unpack(units):
             if len(edges) == 1:
                 begin = end = position
             if position != end or size < fmt.RECORD_MIN_BYTES or size == BLANK_SIZE:
+                return None
+            if tags_code == MISSING_CODE:
                 return None
             if edges[-1] + size > max_bytes and len(edges) > 1:
                 break
@@ -165,34 +168,36 @@ class QueueReader:
             return self._log.reads.records(positions[:count], sizes[:count], check=False)
 
     def check(self, topic: str, queue_id: int, offset: int) -> None:
-        """Check the message at an offset. Raises: Corrupt if it is damaged or unreadable."""
+        """Check the message at an offset. Raises: Corrupt if it is missing, damaged or unreadable."""
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return
-        # A fetch skips a gap, so the message after it is checked.
-        units = queue.read(offset, UNITS_FIRST)
-        units = units[units["size"] != BLANK_SIZE][:1]
+        units = queue.read(offset, 1)
+        if len(units) and int(units["size"][0]) == BLANK_SIZE:
+            raise missing_message(topic, queue_id, offset)
         self._log.reads.records(units["position"].astype(np.int64), units["size"].astype(np.int64))
 
-    def _check_units(
+    def _count_sound(
         self, topic: str, queue_id: int, offset: int, positions: Int64s, sizes: Int64s
-    ) -> None:
-        """Check units: a consume queue is a cache without a checksum. Raises: Corrupt for units that point at no
-        record."""
+    ) -> int:
+        """How many of the first units may point at records: a consume queue is a cache without a checksum.
+
+        Raises: Corrupt if the first one points at no record.
+        """
         starts = positions - self._file_start(int(positions[0]))
         ends = starts + sizes
         good = (starts >= 0) & (sizes >= fmt.RECORD_MIN_BYTES) & (ends <= self._file_size)
         good[1:] &= starts[1:] >= ends[:-1]
-        if not good.all():
-            row = int(good.argmin())
+        if not good[0]:
             raise Corrupt(
-                f"unit {offset + row} of queue {queue_id} of {topic} points at no record; stop the store and "
+                f"unit {offset} of queue {queue_id} of {topic} points at no record; stop the store and "
                 "delete its directory consumequeue, which the next start builds again",
                 path=f"consumequeue/{topic}/{queue_id}",
-                offset=offset + row,
+                offset=offset,
                 rule=UNIT_RECORD_RULE,
-                found=(int(starts[row]), int(sizes[row])),
+                found=(int(starts[0]), int(sizes[0])),
             )
+        return leading(good)
 
 
 def _neighbours(positions: Int64s, sizes: Int64s) -> int:
@@ -208,6 +213,19 @@ def _neighbours(positions: Int64s, sizes: Int64s) -> int:
         if group_bytes >= NEIGHBOURS_MIN_BYTES and 2 * group_bytes >= int(sizes.sum()):
             return first
     return len(positions)
+
+
+def missing_message(topic: str, queue_id: int, offset: int) -> Corrupt:
+    """The error of a read at an offset below the queue's end for which the log has no message."""
+    return Corrupt(
+        f"the log has no message {offset} of queue {queue_id} of {topic}: a record is damaged or missing; `raymq store "
+        "verify` says more; seek() after it to continue",
+        path=f"consumequeue/{topic}/{queue_id}",
+        topic=topic,
+        queue_id=queue_id,
+        offset=offset,
+        rule=MISSING_RULE,
+    )
 
 
 def out_of_range(topic: str, queue_id: int, offset: int, low: int, high: int) -> OffsetOutOfRange:

@@ -5,8 +5,10 @@ Source: DefaultMessageStore.ReputMessageService, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,12 +22,15 @@ from raymq.store.records import record, rows
 from raymq.store.records.keys import Keyed, KeyedUnit
 from raymq.store.state.topics import QueueKey
 
-from .consume_queue import ConsumeQueue
+from .consume_queue import ConsumeQueue, may_be_queue
 from .consume_queues import ConsumeQueues
+from .unit_places import OFFSET_MAX, OtherPlaces, placed
 
 if TYPE_CHECKING:
     from raymq.store.index.index_builder import IndexBuilder
     from raymq.store.put.put_lock import PutLock
+
+logger = logging.getLogger("raymq.store")
 
 #: most appended units that are kept in memory for dispatch. If there are more, dispatch reads all of them from the log
 PENDING_MAX = 2048
@@ -35,7 +40,18 @@ UNITS_MAX = 64
 MEND_WAIT_MS = 10_000
 #: longest time for which dispatch holds the interpreter
 SLICE_MS = 2.0
+#: most bytes of the log that a read walks to make one unit again
+MADE_AGAIN_BYTES = 64 << 20
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
+
+
+class _Again(NamedTuple):
+    """Records [start, stop) whose units are compared, and written again if they are others."""
+
+    start: int
+    stop: int
+    #: where mended bytes begin, whose keys the index may lack; None: only units were lost
+    mended_from: int | None
 
 
 class UndispatchedUnit(NamedTuple):
@@ -81,6 +97,11 @@ class ReputService:
         self._changed_queues: set[QueueKey] = set()
         #: damaged ranges below the confirmed end that were skipped, [start, stop)
         self._skipped_ranges: list[tuple[int, int]] = []
+        #: records that recovery found in other places than they name
+        self.other_places: OtherPlaces = {}
+        #: records whose units are written again, and the lock of those who do it at once
+        self._again: deque[_Again] = deque()
+        self._again_lock = threading.Lock()
         #: the last damage that was met, and when (ms)
         self._damage_met = (-1, 0)
 
@@ -127,6 +148,8 @@ class ReputService:
 
         before = self.dispatched
         try:
+            if self.units_behind:
+                self._write_slice_again()
             self._run(confirmed)
         except OSError:
             self._flags.set(WRITE_LOGICS_QUEUE_ERROR)
@@ -234,18 +257,8 @@ class ReputService:
             mends=False,
         )
 
-        levels_ms = self._log.config.delay_levels_ms
-        runs = rows.runs(
-            view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS, hashes_tags=True
-        )
-        for run in runs:
-            # Another thread may end the following meanwhile.
-            on_run = self.on_run
-            if on_run is not None:
-                on_run(view, base, run)
-            codes = rows.tags_codes(run.topic, run.batch, levels_ms, hashes=run.tag_hashes)
-            units = fmt.pack_queue_units(run.positions, run.sizes, codes)
-            self._append((run.topic, run.queue_id), run.first_offset, units)
+        for key, first_offset, units in self._units_of(view, base, walk, is_first=True):
+            self._append(key, first_offset, units)
 
         self.dispatched = self._log.reads.next_walk_start(at, walk)
         if self.dispatched == at and walk.reason is not record.WalkStop.STOPPED:
@@ -255,6 +268,42 @@ class ReputService:
                 return False
             self._pass_over(at, upto, walk.reason.value)
         return True
+
+    def _units_of(
+        self, view: memoryview, base: int, walk: record.Walk, *, is_first: bool = False
+    ) -> Iterator[tuple[QueueKey, int, bytes]]:
+        """Queue, first offset and packed units of each run of a walk. Args: `is_first`: `on_run` is called."""
+        levels_ms = self._log.config.delay_levels_ms
+        runs = rows.runs(
+            view, base, walk.positions, walk.sizes, columns=rows.RUN_COLUMNS, hashes_tags=True
+        )
+        if self.other_places:
+            runs = placed(runs, self.other_places)
+        for run in runs:
+            # Another thread may end the following meanwhile.
+            on_run = self.on_run if is_first else None
+            if on_run is not None:
+                on_run(view, base, run)
+            if self._has_place(run):
+                codes = rows.tags_codes(run.topic, run.batch, levels_ms, hashes=run.tag_hashes)
+                units = fmt.pack_queue_units(run.positions, run.sizes, codes)
+                yield (run.topic, run.queue_id), run.first_offset, units
+
+    def _has_place(self, run: rows.RowRun) -> bool:
+        """Whether a queue can have these records. Others are damaged, and passed over.
+
+        Source: ConsumeQueue#putMessagePositionInfo, which gives a record that jumps the next offset.
+        """
+        fault = None
+        if not may_be_queue(run.topic, run.queue_id) or not 0 <= run.first_offset < OFFSET_MAX:
+            fault = "no queue has its topic, queue and offset"
+        else:
+            queue = self._queues.get(run.topic, run.queue_id)
+            if queue.jumps_to(run.first_offset):
+                fault = f"its queue offset {run.first_offset} is a file after {queue.max_offset}"
+        if fault is not None:
+            self._log.reads.note_damage(self._log.reads.damage(int(run.positions[0]), fault))
+        return fault is None
 
     def _comes_later(self, at: int, upto: int) -> bool:
         """Whether the record that spans the confirmed end may be whole after its end is confirmed."""
@@ -276,6 +325,101 @@ class ReputService:
         self._log.reads.note_damage(self._log.reads.damage(at, fault))
         self.dispatched = self._log.reads.next_record_after(at, upto)
         self._skipped_ranges.append((at, self.dispatched))
+
+    # --- units that are written again -------------------------------------------------------------
+
+    @property
+    def units_behind(self) -> bool:
+        """Whether units are to be written again; False while a flag stops `run`."""
+        return bool(self._again or self._log.reads.mended) and not self._blocked
+
+    def write_again(self, start: int, stop: int) -> None:
+        """Let dispatch compare the units of the records [start, stop), and write those that are missing or others.
+
+        Callers: any thread.
+        """
+        self._again.append(_Again(start, stop, None))
+
+    def _write_slice_again(self) -> None:
+        """Write the units of some records again: of damage that was mended, or those that a queue has lost.
+
+        A start between the damage and its end does not know what was passed over. So all units of a mended range are
+        compared.
+        """
+        mended = self._log.reads.mended
+        while mended:
+            start, stop = mended.popleft()
+            self._again.append(_Again(start, stop, start))
+        if not self._again:
+            return
+
+        again = self._again[0]
+        at, stop = max(again.start, self._log.start), min(again.stop, self.dispatched)
+        following = at
+        if at < stop:
+            view, base, walk = self._log.reads.walk(
+                at, stop, check_crc=False, check_position=False, mends=False
+            )
+            for key, first_offset, units in self._units_of(view, base, walk):
+                queue = self._queues.get(*key)
+                if queue.replace(first_offset, units):
+                    self._changed_queues.add(key)
+                if first_offset <= queue.max_offset:
+                    # No later message of this queue came yet.
+                    self._append(key, first_offset, units)
+            following = self._log.reads.next_walk_start(at, walk)
+            if following == at:
+                following = self._log.reads.next_record_after(at, stop)
+
+        if at < following < stop:
+            self._again[0] = again._replace(start=following)
+            return
+        self._end_again(again)
+
+    def _end_again(self, again: _Again) -> None:
+        self._again.popleft()
+        if again.mended_from is None:
+            return
+        start, stop = again.mended_from, again.stop
+        self._skipped_ranges = [
+            each for each in self._skipped_ranges if each[1] <= start or each[0] >= stop
+        ]
+        if self.index is not None:
+            self.index.check_again(max(start, self._log.start), stop)
+
+    def make_again(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Write the unit of a message again, from the records between its neighbours. Returns: whether it was another.
+
+        Callers: any thread, after a read at that offset has failed.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return False
+        before, after = queue.around(offset)
+        at = self._log.start if before is None else before
+        stop = self.dispatched if after is None else after
+        if not self._log.start <= at < stop <= self.dispatched or stop - at > MADE_AGAIN_BYTES:
+            return False
+
+        changed = False
+        with self._again_lock:
+            while at < stop:
+                view, base, walk = self._log.reads.walk(
+                    at, stop, check_crc=False, check_position=False, mends=False
+                )
+                for key, first_offset, units in self._units_of(view, base, walk):
+                    if key == (topic, queue_id):
+                        changed |= queue.replace(first_offset, units)
+                following = self._log.reads.next_walk_start(at, walk)
+                if following == at:
+                    break
+                at = following
+
+        if changed:
+            logger.error(
+                "a damaged unit of %s was made again at offset %d", queue.directory, offset
+            )
+        return changed
 
     def _point_into_damage(self, queue: ConsumeQueue, upto: int, position: int) -> None:
         """Append units for a queue's damaged messages below offset `upto`. The units point into the damage.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store.base.errors import RayMQError
+from raymq.store.base.rules import READABLE_RULE
 
 #: most faults of one kind that are named in one file. The last one says how many more there are
 NAMED_MAX = 20
@@ -80,6 +81,13 @@ class Faults:
     def error(self, error: RayMQError) -> None:
         """Add the error that reading a file raised."""
         self.found.append(from_error(self.root, error))
+
+    def os_error(self, error: OSError) -> None:
+        """Add the error of the operating system for a path: of another kind, or without permission."""
+        path = str(error.filename or self.root)
+        name = path.removeprefix(str(self.root)).lstrip("/") or "."
+        detail = f"{path} cannot be read: {error.strerror}; move it elsewhere, or give access to it"
+        self.found.append(Fault(name, 0, READABLE_RULE, detail))
 
     def all(self) -> list[Fault]:
         """Every fault. If some of a kind were left out, its last one says how many."""

@@ -5,6 +5,8 @@ Import this name. read_only opens and walks; verify_queues, _chain, _index and _
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from raymq.store.base.errors import Corrupt, RayMQError
@@ -15,7 +17,13 @@ from .dump import dump
 from .faults import Fault, Faults, Report, ReportProgress, from_error
 from .read_only import ReadOnlyStore
 from .verify_chain import check_chain
-from .verify_files import check_checkpoint, check_config, check_marks, check_timer
+from .verify_files import (
+    check_checkpoint,
+    check_config,
+    check_marks,
+    check_strays,
+    check_timer,
+)
 from .verify_index import IndexCheck
 from .verify_queues import QueueCheck
 
@@ -47,14 +55,23 @@ def check_derived(store: ReadOnlyStore) -> int:
     Returns: the end of the last record that any consume queue knows, -1 without one.
     """
     queues = QueueCheck(store)
-    queues.run()
-    check_chain(store)
-    IndexCheck(store).run()
-    check_checkpoint(store)
-    check_marks(store)
-    check_config(store)
-    check_timer(store)
-    check_compaction(store)
+    checks: tuple[Callable[[], None], ...] = (
+        partial(check_strays, store),
+        queues.run,
+        partial(check_chain, store),
+        IndexCheck(store).run,
+        partial(check_checkpoint, store),
+        partial(check_marks, store),
+        partial(check_config, store),
+        partial(check_timer, store),
+        partial(check_compaction, store),
+    )
+    for step in checks:
+        try:
+            step()
+        except OSError as error:
+            # The other parts are checked nevertheless.
+            store.faults.os_error(error)
     return queues.known
 
 

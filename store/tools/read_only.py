@@ -10,7 +10,9 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +27,15 @@ from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import ADOPTING, TRUNCATING
 from raymq.store.log.control_files.marks import read_marks
 from raymq.store.log.control_files.meta import read_meta
-from raymq.store.log.record_reads import walk_piece
+from raymq.store.log.record_reads import may_be_record, walk_piece
 from raymq.store.log.recovery import log_scan
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.log.segments.segment_paths import other_directories, segment_start_of
-from raymq.store.queues.consume_queue import ConsumeQueue
+from raymq.store.queues.consume_queue import ConsumeQueue, queue_directories
 from raymq.store.queues.queue_files import OpenFiles
+from raymq.store.queues.unit_places import UnitPlace
 from raymq.store.records import record
 from raymq.store.records.rows import tag_column
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS
@@ -88,13 +91,21 @@ class ReadOnlyStore:
         #: records after damage, and the damaged ranges [start, stop) before and between them
         self.after_damage: list[RecordRange] = []
         self.damaged: list[tuple[int, int]] = []
+        #: records that the consume queues have in other places than the records name
+        self.other_places: dict[int, UnitPlace | None] = {}
 
     def usual_size(self, directories: list[Path]) -> int:
-        """The size that most files have, so that a fault names the file of another size; 0 if all are empty."""
+        """The size that most files have, so that a fault names the file of another size; 0 if all are empty.
+
+        Two files that follow each other say it by their names, too.
+        """
         sizes: Counter[int] = Counter()
+        steps: list[int] = []
         for directory in directories:
-            names = [name for name in self.files.list(directory) if name.isdigit()]
+            names = [name for name in self.files.list(directory) if name.isdecimal()]
             sizes.update(self.files.size_of(directory / name) for name in names)
+            steps += [int(second) - int(first) for first, second in pairwise(names)]
+        sizes.update(2 * [step for step in steps if step in sizes])
         # An unfinished file is shorter.
         return max(filter(None, sizes), key=lambda size: (sizes[size], size), default=0)
 
@@ -151,6 +162,7 @@ class ReadOnlyStore:
         self.records = []
         self.after_damage = []
         self.damaged = []
+        self.other_places = {}
 
     def _leave_out_half_group(self) -> None:
         """Leave out a group if a crash left only its first messages: a start cuts the whole group off."""
@@ -199,13 +211,28 @@ class ReadOnlyStore:
             scan_from=self.start,
             visit=visit,
             top=log_scan.NO_TOP if truncating_to is None else truncating_to,
+            has_unit=self._has_unit,
         )
+
+    def _has_unit(self, position: int, size: int) -> bool:
+        """Whether any consume queue has a unit of this position and size."""
+        try:
+            for _, _, queue in self.queues():
+                with closing(queue):
+                    if queue.has_unit(position, size):
+                        return True
+        except Corrupt:
+            # `check_derived` names the damage.
+            pass
+        return False
 
     def _known_end(self) -> int:
         """End of the last record that any consume queue knows, -1 without one."""
         end = -1
         try:
             for _, _, queue in self.queues():
+                if self.log is not None and not self.is_own_store:
+                    queue.drop_end(partial(may_be_record, self.log))
                 end = max(end, queue.max_physical_offset)
                 queue.close()
         except Corrupt:
@@ -310,12 +337,7 @@ class ReadOnlyStore:
 
     def queue_directories(self) -> list[tuple[str, int, Path]]:
         """Topic, queue id and directory of every consume queue."""
-        base = self.root / "consumequeue"
-        found = []
-        for topic in self.files.list(base):
-            names = [name for name in self.files.list(base / topic) if name.isdigit()]
-            found += [(topic, int(name), base / topic / name) for name in names]
-        return sorted(found)
+        return queue_directories(self.root / "consumequeue", self.files)
 
     @property
     def queues_end(self) -> int:

@@ -25,14 +25,15 @@ from raymq.store.log.control_files.marks import FILE_BYTES
 from raymq.store.log.epochs import EpochStarts, EpochVisitor
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.unit_bounds import RecordStarts, unit_bytes
-from raymq.store.queues.consume_queue import ConsumeQueue, queue_directory
+from raymq.store.queues.consume_queue import ConsumeQueue, may_be_queue, queue_directory
 from raymq.store.queues.queue_files import OpenFiles
+from raymq.store.queues.unit_places import OFFSET_MAX
 from raymq.store.records import rows
 from raymq.store.state.shard_state import INTERNAL_TOPIC, ShardState, TopicInfo
 from raymq.store.state.topics import QueueKey
 
 from .read_only import ReadOnlyStore
-from .slices import by_queue
+from .slices import in_log_order
 from .verify_files import newest_store_time, readable
 
 
@@ -97,18 +98,20 @@ def _append_records(store: ReadOnlyStore, queues: dict[QueueKey, ConsumeQueue], 
         part = part.select(part.positions + part.sizes <= upto)
         if not len(part.positions):
             break
-        for group in by_queue(part):
-            queue = queues.get((group.topic, group.queue_id))
-            if queue is not None:
-                for run in group.runs():
-                    units = pack_queue_units(run.positions, run.sizes, run.tags_codes)
-                    queue.append(int(run.offsets[0]), units)
+        for run in in_log_order(part, store.other_places):
+            queue = queues.get((run.topic, run.queue_id))
+            # A start passes over such records, too.
+            if queue is not None and not queue.jumps_to(int(run.offsets[0])):
+                units = pack_queue_units(run.positions, run.sizes, run.tags_codes)
+                queue.append(int(run.offsets[0]), units)
 
 
 def _queues_of_log(store: ReadOnlyStore) -> set[QueueKey]:
     found: set[QueueKey] = set()
     for part in store.slices():
-        found |= {(group.topic, group.queue_id) for group in by_queue(part)}
+        for run in in_log_order(part, store.other_places):
+            if may_be_queue(run.topic, run.queue_id) and 0 <= run.offsets[0] < OFFSET_MAX:
+                found.add((run.topic, run.queue_id))
     return found
 
 

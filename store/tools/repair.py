@@ -20,6 +20,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
+from raymq.store.base.rules import FILE_NAME_RULE
 from raymq.store.log.chain import Chain
 from raymq.store.log.commit_log import TRUNCATING
 from raymq.store.log.control_files.abort_lock import StoreLock
@@ -386,7 +387,8 @@ def _steps(faults: tuple[Fault, ...], wanted: set[str]) -> list[Step]:
     damaged: dict[str, set[str]] = {part: set() for part in PARTS}
     for fault in faults:
         names = fault.file.split("/")
-        if names[0] == "consumequeue" and len(names) >= 3:
+        is_stray = len(names) == 3 and fault.rule == FILE_NAME_RULE
+        if names[0] == "consumequeue" and len(names) >= 3 and not is_stray:
             damaged["consumequeue"].add("/".join(names[:3]))
         elif names[0] in ("checkpoint", "index"):
             damaged[names[0]] |= _FILES.get(names[0], {names[0]})

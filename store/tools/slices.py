@@ -12,6 +12,7 @@ from raymq.store.base.arrays import Int64s
 from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.log.record_reads import Records, read_records
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.queues.unit_places import OtherPlaces
 from raymq.store.records import record, rows
 
 #: bytes of records decoded at a time. A larger record is decoded alone
@@ -65,13 +66,18 @@ class QueueRows(NamedTuple):
     sizes: Int64s
     tags_codes: Int64s
 
+    def part(self, low: int, high: int) -> QueueRows:
+        """Rows [low, high)."""
+        return QueueRows(self.topic, self.queue_id, *(column[low:high] for column in self[2:]))
+
     def runs(self) -> Iterator[QueueRows]:
         """The rows in runs of consecutive queue offsets."""
+        if not len(self.offsets):
+            return
         cuts = np.flatnonzero(np.diff(self.offsets) != 1) + 1
         edges = [0, *cuts.tolist(), len(self.offsets)]
         for low, high in zip(edges[:-1], edges[1:], strict=True):
-            columns = (column[low:high] for column in self[2:])
-            yield QueueRows(self.topic, self.queue_id, *columns)
+            yield self.part(low, high)
 
 
 def by_queue(part: RecordRange) -> Iterator[QueueRows]:
@@ -102,3 +108,32 @@ def by_queue(part: RecordRange) -> Iterator[QueueRows]:
         if topic == SCHEDULE_TOPIC:
             code = rows.tags_codes(topic, batch.take(pa.array(chosen)))
         yield QueueRows(topic, queue_id, offsets[chosen], positions, sizes, code)
+
+
+def in_log_order(part: RecordRange, others: OtherPlaces) -> list[QueueRows]:
+    """The rows of a slice in runs of consecutive queue offsets, those of one queue in log order.
+
+    Args: `others`: the places of records that name other ones.
+    """
+    groups = by_queue(part)
+    if not others:
+        return [run for group in groups for run in group.runs()]
+
+    found = [run for group in groups for each in _moved(group, others) for run in each.runs()]
+    # A moved row comes between rows of another group.
+    return sorted(found, key=lambda run: int(run.positions[0]))
+
+
+def _moved(group: QueueRows, others: OtherPlaces) -> Iterator[QueueRows]:
+    """The rows of a group, those of `others` alone and in their places."""
+    begin = 0
+    for row in [row for row, at in enumerate(group.positions.tolist()) if at in others]:
+        yield group.part(begin, row)
+        place = others[int(group.positions[row])]
+        if place is not None:
+            one = group.part(row, row + 1)
+            offsets = np.array([place.offset], dtype=np.int64)
+            yield one._replace(topic=place.topic, queue_id=place.queue_id, offsets=offsets)
+        begin = row + 1
+
+    yield group.part(begin, len(group.positions))

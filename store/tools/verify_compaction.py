@@ -16,6 +16,7 @@ from raymq.store.base.rules import COMPACTION_PAIR_RULE
 from raymq.store.compaction import units as compacted
 from raymq.store.compaction.units import COMPACTED_UNIT_BYTES, DIRECTORY, LOG
 from raymq.store.log.segments.segment_paths import offset_names
+from raymq.store.queues.consume_queue import queue_directories
 from raymq.store.records import record
 
 from .read_only import ReadOnlyStore
@@ -30,10 +31,8 @@ def check_compaction(store: ReadOnlyStore) -> None:
     base = store.root / DIRECTORY
     if store.crashed:
         return
-    for topic in store.files.list(base / LOG):
-        for queue in store.files.list(base / LOG / topic):
-            if queue.isdigit():
-                _check_queue(store, topic, int(queue))
+    for topic, queue_id, _ in queue_directories(base / LOG, store.files):
+        _check_queue(store, topic, queue_id)
 
 
 def _check_queue(store: ReadOnlyStore, topic: str, queue_id: int) -> None:

@@ -15,11 +15,13 @@ from raymq.store.base import format as fmt
 from raymq.store.base.arrays import leading
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import Files
+from raymq.store.base.rules import FILE_NAME_RULE
 from raymq.store.config_files import fastjson
 from raymq.store.delay.timer_log import TIMER_UNIT_BYTES, TIMER_UNIT_DTYPE
 from raymq.store.log.control_files.marks import FILE_BYTES
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
+from raymq.store.queues.consume_queue import sub_directories
 
 from .read_only import ReadOnlyStore, joined
 
@@ -93,7 +95,7 @@ def check_config(store: ReadOnlyStore) -> None:
     """Check that every `config/*.json` can be read, or is empty, when its backup counts."""
     directory = store.root / "config"
     for name in store.files.list(directory):
-        if name.endswith(".json"):
+        if name.endswith(".json") and not store.files.is_dir(directory / name):
             text = store.files.read_file(directory / name)
             wrong = json_fault(text) if text.strip() else None
             if wrong is not None:
@@ -111,6 +113,21 @@ def json_fault(data: bytes) -> tuple[int, str] | None:
     except fastjson.NotJson as error:
         return error.at, str(error)
     return None if isinstance(value, dict) else (0, "not an object")
+
+
+def check_strays(store: ReadOnlyStore) -> None:
+    """Name the files in `consumequeue`, where only the directories of topics and queues belong."""
+    files, base = store.files, store.root / "consumequeue"
+    topics = [base / topic for topic in sub_directories(base, files)]
+    inside = [
+        each / name for each in (base, *topics) if files.is_dir(each) for name in files.list(each)
+    ]
+    for path in inside if files.is_dir(base) or not files.exists(base) else [base]:
+        if not files.is_dir(path):
+            detail = (
+                f"{path} is a file where directories belong; nothing reads it; move it elsewhere"
+            )
+            store.faults.add(path, 0, FILE_NAME_RULE, detail)
 
 
 def check_timer(store: ReadOnlyStore) -> None:

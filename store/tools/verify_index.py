@@ -157,10 +157,14 @@ class IndexCheck:
         store = self._store
         directory = store.root / "index"
         names = store.files.list(directory)
+        names = [name for name in names if not store.files.is_dir(directory / name)]
         if not names:
             return
 
-        kept, kept_until = self._kept(names), self._kept_until()
+        mark = self._mark()
+        kept, kept_until = self._kept(names, mark), self._kept_until()
+        # In order RocketMQ stops with a complete index, and RayMQ notes how far its index goes.
+        self._complete_end = -1 if store.crashed else mark.get("indexed") or store.end
         keys: StoredKeys | None = None
         found: list[tuple[_File, Int64s]] = []
 
@@ -186,15 +190,21 @@ class IndexCheck:
                 goes_on = found[-1][0].path.name != names[-1]
                 self._check_complete(found, keys, goes_on=goes_on)
 
-    def _kept(self, names: list[str]) -> _Kept | None:
+    def _mark(self) -> dict[str, Any]:
+        """The content of `raymq/index`; without it, and in a store of RocketMQ, nothing."""
+        store = self._store
+        if not store.is_own_store:
+            return {}
+        try:
+            return read_meta(store.root / "raymq" / "index", files=store.files)
+        except Corrupt:
+            return {"indexed": 0}
+
+    def _kept(self, names: list[str], mark: dict[str, Any]) -> _Kept | None:
         """The part that a start keeps; None without a crash, or without a mark."""
         store = self._store
         if not store.crashed or not store.is_own_store:
             return None
-        try:
-            mark = read_meta(store.root / "raymq" / "index", files=store.files)
-        except Corrupt:
-            mark = {"indexed": 0}
         if mark.get("indexed") is None:
             return None
         below = min(mark["indexed"], store.marks.queues_synced_end, store.end)
@@ -360,6 +370,8 @@ class IndexCheck:
             if goes_on and file is found[-1][0]:
                 last -= 1
             within = (positions >= file.header.begin_offset) & (positions <= last)
+            if file is found[-1][0]:
+                within |= (positions > last) & (positions < self._complete_end)
             for position in positions[within].tolist():
                 detail = f"none for the record at {position}"
                 self._add(file.path, HEADER.size, COMPLETE_RULE, detail)

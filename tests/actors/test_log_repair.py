@@ -19,9 +19,12 @@ from raymq.store.base.files import Files
 from raymq.store.log.mending import log_mender
 from raymq.store.log.mending.mended_copy import copy_directory
 from raymq.store.log.mending.sound_bytes import ANSWER_BYTES_MAX
+from raymq.store.queues import reput_service
+from raymq.store.queues.raw_records import decode_records
+from raymq.store.records.requests import PutRequest
 from raymq.store.tools.inspect import verify
 from tests.support.bad_sectors import BadSectors
-from tests.support.batches import request
+from tests.support.batches import batch, request
 from tests.support.mended_shard import BODIES, SEGMENT, MendedShard
 from tests.support.replica_pair import wait_until
 from tests.support.roles import log_of
@@ -425,6 +428,50 @@ def test_dispatch_waits_for_the_repair_of_a_record_that_it_cannot_read(
         units = host.store.consume_queues.get("t", 0).read(len(BODIES), 10)
         assert len(units) == 5
         assert units["position"][0] == start
+
+
+def test_units_and_keys_of_damage_that_dispatch_passed_over_are_right_after_its_repair(
+    shard: MendedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_mender, "ASK_AGAIN_MS", 0)
+    monkeypatch.setattr(reput_service, "MEND_WAIT_MS", -1)
+    follower, leader = shard.hosts[1], shard.hosts[0]
+    places: list[int] = []
+    with follower.dispatcher.paused():
+        for number in range(7):
+            places.append(leader.log.end)
+            keyed = batch([b"new %d" % number], properties=b"KEYS\x01new%d\x02" % number)
+            leader.store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
+        shard.replicate()
+        for at in (places[1], places[6]):
+            # The magic of a record: the last one has no message after it.
+            with shard.segment(1, at).open("r+b") as file:
+                file.seek(at % SEGMENT + 4)
+                file.write(b"rot!")
+        del shard.hosts[0]
+    follower.dispatcher.wake()
+    wait_until(lambda: follower.store.dispatched >= leader.log.end, "it was passed over")
+    wait_until(lambda: not follower.store.reput.index_behind, "the rest is indexed")
+    first = len(BODIES)
+    assert follower.store.queue_range("t", 0) == (0, first + 6)
+    with pytest.raises(Corrupt):
+        follower.store.fetch_whole("t", 0, first + 1, max_bytes=1, max_records=1)
+
+    shard.hosts[0] = leader
+    repair_of(shard, 1).wake()
+    wait_until(lambda: follower.store.queue_range("t", 0)[1] == first + 7, "the last one is there")
+    for number in range(7):
+        part = follower.store.fetch_whole("t", 0, first + number, max_bytes=1, max_records=1)
+        assert decode_records(part.records)["body"].to_pylist() == [b"new %d" % number]
+    units = [
+        host.store.consume_queues.get("t", 0).read(first, 7).tobytes()
+        for host in (leader, follower)
+    ]
+    assert units[0] == units[1]
+    wait_until(lambda: not follower.store.reput.index_behind, "all is indexed again")
+    for number, place in enumerate(places):
+        found = follower.store.query.by_key("t", f"new{number}").records
+        assert found.column("physical_offset").to_pylist() == [place]
 
 
 def test_a_repaired_store_is_whole(shard: MendedShard) -> None:

@@ -43,7 +43,7 @@ from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
 from tests.support.crash_states import last_states
-from tests.support.damaged_store import FIRST_LOG, copy, flip
+from tests.support.damaged_store import FIRST_LOG, copy, flip, patch
 from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = StoreConfig(
@@ -1018,6 +1018,50 @@ def test_damage_of_a_compacted_queue_hides_no_other_message_and_is_in_status(
         with pytest.raises(Corrupt):
             store.fetch("c", 0, 2, max_bytes=1 << 20, max_records=max_records)
     assert [error.fields["path"] for error in store.damage] == [str(tmp_path / LOG / name)]
+    store.close()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("number", [0, 1, 5, -1])
+@pytest.mark.parametrize("pair", [0, -1])
+def test_a_zeroed_unit_of_a_compacted_queue_hides_no_message(
+    tmp_path: Path, is_open: bool, number: int, pair: int
+) -> None:
+    store = opened(tmp_path)
+    store.create_topic("c", 1, [0], COMPACTED)
+    fill(store)
+    everything = read(store)
+    units = sorted((tmp_path / QUEUE).iterdir())[pair]
+    if not is_open:
+        store.close()
+    before = units.read_bytes()
+    count = sum(any(before[at + 8 : at + 12]) for at in range(0, 46 * 17, 46))
+    at = 46 * (number % count)
+    patch(units, at, bytes(46))
+    if not is_open:
+        assert verify(tmp_path) != []
+        store = opened(tmp_path)
+    for offset, *_ in everything:
+        assert read(store, offset=offset)[0][0] == offset
+    assert read(store) == everything
+    assert units.read_bytes() == before
+    store.close()
+    assert verify(tmp_path) == []
+
+
+@pytest.mark.parametrize("unit", [bytes(20), struct.pack(">qiq", 0, 0x7FFFFFFF, 0)])
+def test_a_message_whose_unit_is_gone_is_an_error_and_never_an_older_one_of_its_key(
+    tmp_path: Path, unit: bytes
+) -> None:
+    store = put_three_rounds(tmp_path)
+    (path,) = (tmp_path / "consumequeue/c/0").iterdir()
+    patch(path, 4 * 20, unit)
+    for offset, body in enumerate(BODIES):
+        if offset == 4:
+            with pytest.raises(Corrupt, match="compactionLog"):
+                body_at(store, offset)
+        else:
+            assert body_at(store, offset) == body
     store.close()
 
 

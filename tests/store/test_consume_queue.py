@@ -13,7 +13,7 @@ from raymq.store.base.errors import Bug, Corrupt
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.segments.segment_paths import file_name
-from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from raymq.store.queues.consume_queue import BLANK_SIZE, MISSING_CODE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from tests.support.consume_queue_units import check_units
 
@@ -133,13 +133,46 @@ def test_offsets_below_the_end_are_left_out_even_with_later_positions(opened):
     assert queue.read(0, 10)["position"].tolist() == [n * 100 for n in range(8)] + [10_800, 10_900]
 
 
-def test_a_gap_is_filled_with_blanks(opened):
+def test_the_units_of_a_gap_have_no_message_and_point_at_the_next_one_for_rocketmq(opened):
     queue = opened()
     put(queue, 0, 8)
     put(queue, 12, 3)
     for again in (queue, opened(), opened(after_crash=True)):
         assert offsets(again) == [*range(8), -1, -1, -1, -1, 12, 13, 14]
         assert again.max_offset == 15
+    units = [*file_units(queue, 0)[8:], *file_units(queue, 10)[:3]]
+    assert [unit[:2] for unit in units] == [(1200, SIZE)] * 5
+    # RocketMQ takes such codes for addresses in a file that it does not have, and then looks at no tag.
+    assert {code for _, _, code in units[:4]} == {MISSING_CODE}
+    assert MISSING_CODE < -(1 << 31)
+
+
+@pytest.mark.parametrize("after", [b"\1" * 20, fmt.QUEUE_UNIT.pack(900, SIZE, 3), b"\xff" * 20])
+@pytest.mark.parametrize("how", ["recover", "resume"])
+def test_bytes_after_the_last_unit_are_erased_when_the_queue_is_opened(tmp_path, after, how):
+    queue = ConsumeQueue(tmp_path / "0", FILE_SIZE, files=Files())
+    put(queue, 0, 8)
+    poke(queue, 8, after)
+    queue.close()
+    queue.load()
+    if how == "resume":
+        queue.resume(8, 8 * SIZE)
+    else:
+        queue.recover(after_crash=False)
+    if how == "resume" or after == b"\xff" * 20:
+        assert file_units(queue, 0)[8:] == [(0, 0, 0)] * 2
+        assert queue.max_offset == 8
+    queue.close()
+
+
+@pytest.mark.parametrize("count", [3, UNITS, UNITS + 3])
+def test_a_queue_that_a_cut_empties_has_no_file_for_rocketmq_to_read(opened, count):
+    queue = opened()
+    put(queue, 0, count)
+    queue.truncate(10)
+    assert list(queue.directory.iterdir()) == []
+    put(queue, 0, 2)
+    assert offsets(opened()) == [0, 1]
 
 
 def test_blanks_whose_unit_was_not_written_are_dropped_at_recovery(opened):

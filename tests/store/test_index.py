@@ -32,6 +32,7 @@ from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import properties, record
 from raymq.store.records.keys import Keyed, keyed_rows, keys_of
 from raymq.store.records.requests import PutRequest
+from raymq.store.tools.inspect import verify
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_with_index
 from tests.support.golden import LINES, unpack_golden
@@ -149,13 +150,18 @@ def test_an_index_built_from_rocketmqs_log_has_the_bytes_of_rocketmqs_index(tmp_
     store.abandon()
 
 
-def test_every_key_finds_in_rocketmqs_index_what_rocketmq_finds(tmp_path):
+@pytest.mark.parametrize("garbled", [False, True])
+def test_every_key_finds_what_rocketmq_finds_although_its_index_is_garbled(tmp_path, garbled):
     root = unpack_golden(tmp_path)
     (theirs,) = index_files(root)
     before = theirs.read_bytes()
+    if garbled:
+        theirs.write_bytes(bytes(byte ^ 0x55 for byte in before))
     store = MessageStore.open(root, config=GOLDEN_CONFIG)
+    assert store.log.checkpoint.index_ms == 0
     confirm_with_index(store)
-    assert theirs.read_bytes() == before
+    (ours,) = index_files(root)
+    assert ours.read_bytes() == before
     lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()]
     found = 0
     for line in lines:
@@ -234,7 +240,7 @@ def service(root: Path, files: Files | None = None, clock: Clock | None = None) 
 def test_batches_give_the_bytes_that_one_entry_after_the_other_gives(batches):
     disk = SimulatedDisk(record=False)
     index = service(Path("/i"), disk)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     reference = Reference(SMALL.max_hash_slot_num, SMALL.max_index_num)
     offset, time_ms = 1, NOW
     for batch in batches:
@@ -257,7 +263,7 @@ def test_batches_give_the_bytes_that_one_entry_after_the_other_gives(batches):
 def test_names_are_local_time_and_ascend_when_the_clock_goes_back(tmp_path):
     clock = ManualClock()
     index = service(tmp_path, clock=clock)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     for number in range(3):
         put(index, [number * 100 + row for row in range(39)])
         clock.jump_wall(-3_600_000)
@@ -289,7 +295,7 @@ def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
         monkeypatch.setattr("raymq.store.index.index_file.CHAIN_STEPS", steps)
         monkeypatch.setattr("raymq.store.index.index_file.SCAN_ENTRIES", entries)
         index = service(tmp_path / str(steps))
-        index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+        index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
         for low in range(0, 90, 3):
             put(index, [low, low + 1])
             put(index, [low + 2], key="other")
@@ -301,7 +307,7 @@ def test_long_chains_are_followed_to_their_end(tmp_path, monkeypatch):
 
 def test_a_search_reads_no_further_than_its_caller(tmp_path):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     put(index, list(range(30)))
     walk = index.find("t", "k", 0, 1 << 60, 4)
     assert [next(walk) for _ in range(2)] == [
@@ -336,7 +342,7 @@ def test_entries_kept_in_memory_are_forgotten_when_the_file_is_cut(tmp_path, mon
 
 def test_expired_files_go_but_never_the_newest(tmp_path):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     put(index, list(range(100)))
     assert len(index_files(tmp_path)) == 3
     assert index.delete_expired(39) == 1
@@ -349,7 +355,7 @@ def test_expired_files_go_but_never_the_newest(tmp_path):
 
 def test_a_file_deleted_under_a_reader_only_ends_its_search(tmp_path):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     put(index, list(range(78)))
     walk = index.find("t", "k", 0, 1 << 60)
     assert next(walk)[0] == 77
@@ -379,7 +385,7 @@ def test_many_hashes_find_what_each_finds_alone_near_and_far_apart(tmp_path, str
 @pytest.mark.parametrize("count", [2, 60])
 def test_lookups_while_it_is_built_find_all_that_was_there(tmp_path, point, count):
     index = service(tmp_path)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     put(index, list(range(39)))
     seen = []
 
@@ -417,7 +423,7 @@ class Slow(Files):
 def test_what_is_indexed_while_a_file_is_synced_is_synced_by_the_next_sync(tmp_path):
     files = Slow()
     index = service(tmp_path, files)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     put(index, [0, 1])
     other = files.meanwhile = threading.Thread(target=put, args=(index, [2, 3]))
     index.sync()
@@ -577,6 +583,25 @@ def test_an_index_that_was_lost_or_damaged_is_built_again(tmp_path, lost):
     store.close()
 
 
+def test_keys_are_found_again_after_a_crash_before_the_first_sync_whose_abort_file_was_removed(
+    tmp_path,
+):
+    store = opened(tmp_path)
+    store.put(keyed_request(KEYS[:60]))
+    confirm_with_index(store)
+    store.put(keyed_request(KEYS[60:]))
+    store.log.sync()
+    store.log.note_confirmed(store.log.end)
+    store.abandon()
+    (tmp_path / "abort").unlink()
+    assert "each key of a record has an index entry" in [found.rule for found in verify(tmp_path)]
+    store = opened(tmp_path)
+    confirm_with_index(store)
+    check_keys(store)
+    store.close()
+    assert verify(tmp_path) == []
+
+
 def test_slots_and_entries_after_the_mark_are_cut_after_a_crash(tmp_path):
     store = opened(tmp_path)
     store.put(keyed_request(KEYS[:15]))
@@ -613,7 +638,7 @@ def test_nothing_points_above_the_end_of_a_log_that_was_cut(tmp_path):
     store.abandon()
     # An async flush: the confirmed end was above what a power loss left.
     index = IndexService(tmp_path, config, files=Files(), clock=ManualClock())
-    index.load(log_start=0, log_end=end, never_cut_below=1 << 60, crashed=True, time_ms=0)
+    index.load(log_start=0, log_end=end, never_cut_below=1 << 60, crashed=True)
     assert index.indexed == end
     assert max(max(found(index, f"b{n}", 0)) for n in range(3)) < end
     assert index._index_files[-1].header.end_offset < end
@@ -721,7 +746,7 @@ def test_an_index_of_impossible_numbers_is_refused(field, value):
 def test_records_without_keys_do_not_move_the_mark_at_every_sync():
     disk = SimulatedDisk(record=False)
     index = service(Path("/i"), disk)
-    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False, time_ms=0)
+    index.load(log_start=0, log_end=0, never_cut_below=0, crashed=False)
     put(index, [1])
     index.sync()
     writes = disk.calls["pwrite"]

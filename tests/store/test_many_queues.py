@@ -322,8 +322,10 @@ def test_a_kill_between_messages_of_one_batch_costs_no_rebuild(disk: SimulatedDi
     again.abandon()
 
 
-def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_rebuilt_by_the_next_start(
-    disk: SimulatedDisk,
+@pytest.mark.parametrize("lost", [1, 4, 5])
+@pytest.mark.parametrize("late", [False, True])
+def test_the_last_units_of_a_queue_are_made_again_after_its_first_use_and_the_next_start_looks(
+    disk: SimulatedDisk, lost: int, late: bool
 ) -> None:
     store = small_store(disk)
     for topic in "ab":
@@ -331,10 +333,33 @@ def test_a_queue_that_does_not_end_where_it_was_dispatched_to_is_rebuilt_by_the_
     confirm(store)
     store.abandon()
     fd = disk.open_file(f"/s/consumequeue/a/0/{0:020d}")
-    disk.pwrite(fd, bytes(20), 4 * 20)
+    disk.pwrite(fd, bytes(20 * lost), (5 - lost) * 20)
     disk.close(fd)
     again = small_store(disk)
-    assert again.queue_range("b", 0) == (0, 5)
+    if late:
+        # A new message comes before the lost units, and is no gap.
+        again.put(request([b"late"], topic="a"))
+        confirm_only(again)
+    again.fetch("a", 0, 0, max_bytes=1, max_records=1)
+    assert again.log.marks.dispatched_end == 0
+    assert again.reput.units_behind
+    again.dispatch(again.log.confirmed)
+    count = 5 + late
+    assert again.queue_range("a", 0) == (0, count)
+    part = again.fetch("a", 0, 0, max_bytes=1 << 20, max_records=10)
+    assert (part.next_offset, len(part.records)) == (count, count)
+    again.close()
+    assert verify(Path("/s"), disk) == []
+
+
+def test_a_queue_whose_file_is_gone_is_rebuilt_by_the_next_start(disk: SimulatedDisk) -> None:
+    store = small_store(disk)
+    for topic in "ab":
+        store.put(request([b"x"] * 5, topic=topic))
+    confirm(store)
+    store.abandon()
+    again = small_store(disk)
+    disk.unlink(f"/s/consumequeue/a/0/{0:020d}")
     with pytest.raises(Corrupt, match="does not end at offset 5"):
         again.fetch("a", 0, 0, max_bytes=1, max_records=1)
     again.abandon()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.store.base import format as fmt
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
@@ -138,3 +139,28 @@ def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
         assert again.log.confirmed <= start
         assert again.state.progress == {}
         again.abandon()
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 20, fmt.QUEUE_UNIT.pack(0, 200, 5)])
+@pytest.mark.parametrize("topic", ["a", "b"])
+def test_bytes_after_the_last_unit_are_gone_after_an_orderly_start_and_stop(
+    tmp_path: Path, garbage: bytes, topic: str
+) -> None:
+    store = open_store(tmp_path)
+    for each in "ab":
+        store.put_inner([InnerMessage(each, 0, b"first")])
+    confirm(store)
+    store.close()
+    path = tmp_path / "consumequeue" / topic / "0" / f"{0:020d}"
+    units = path.read_bytes()
+    path.write_bytes(units[:20] + garbage + units[40:])
+    assert verify(tmp_path) != []
+    store = open_store(tmp_path)
+    # The other queue is never used.
+    assert store.queue_range("a", 0) == (0, 1)
+    store.put_inner([InnerMessage("a", 0, b"second")])
+    confirm(store)
+    assert store.queue_range("a", 0) == (0, 2)
+    store.close()
+    assert verify(tmp_path) == []
+    assert not (tmp_path / "abort").exists()

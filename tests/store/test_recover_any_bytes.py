@@ -201,7 +201,12 @@ def use(store: MessageStore) -> None:
             low, high = store.queue_range(topic, queue)
             while low < high:
                 part = store.fetch(topic, queue, low, max_bytes=1 << 20, max_records=100)
-                assert part.next_offset > low
+                if part.next_offset == low:
+                    # The queue has lost its last units, as its first use has shown, and gets them again.
+                    assert store.queue_range(topic, queue)[1] == low
+                    while store.reput.units_behind:
+                        store.dispatch(store.log.confirmed)
+                    high = store.queue_range(topic, queue)[1]
                 low = part.next_offset
         if "t" in store.state.topics:
             store.put(request([b"next"]))

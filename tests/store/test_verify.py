@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from raymq.store.base import format as fmt
+from raymq.store.base.errors import Corrupt
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.timer_log import TIMER_UNIT_DTYPE
 from raymq.store.embedded.embedded_store import EmbeddedStore
@@ -22,6 +23,7 @@ from raymq.store.records import properties
 from raymq.store.records.requests import PutRequest
 from raymq.store.tools.faults import NAMED_MAX
 from raymq.store.tools.inspect import check, verify
+from raymq.store.tools.repair import Repair
 from raymq.store.tools.verify_files import json_fault
 from tests.support.batches import batch, request
 from tests.support.clock import ManualClock
@@ -35,6 +37,8 @@ from tests.support.damaged_store import (
     tree,
 )
 
+#: options for the golden store
+GOLDEN = StoreConfig(segment_size_bytes=SEGMENT, max_hash_slot_num=100, max_index_num=400)
 CHAIN = "raymq/chain/00000000000000000000"
 QUEUE = "consumequeue/t/1/00000000000000000000"
 INDEX = "index/20261121023720699"
@@ -419,3 +423,71 @@ def test_half_a_group_is_left_out_as_a_start_would(own: Path, tmp_path: Path) ->
     )
     store.abandon()
     assert verify(root) == []
+
+
+# --- what does not belong -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["own", "golden"])
+@pytest.mark.parametrize("place", ["stray", "TOPIC/7", "TOPIC/note.txt"])
+def test_a_file_where_a_directory_belongs_is_named_and_stops_no_start(
+    own: Path, golden: Path, tmp_path: Path, kind: str, place: str
+) -> None:
+    template, topic, config = (own, "t", CONFIG) if kind == "own" else (golden, "RollT", GOLDEN)
+    root = copy(template, tmp_path / "s")
+    stray = root / "consumequeue" / place.replace("TOPIC", topic)
+    stray.write_bytes(b"x")
+    (fault,) = verify(root)
+    assert (root / fault.file, fault.rule) == (stray, "file name")
+    assert "is a file where directories belong; nothing reads it; move it elsewhere" in fault.detail
+    assert Repair(root).plan().steps == ()
+    store = MessageStore.open(root, config=config)
+    assert store.queue_range(topic, 0)[1] > 0
+    store.abandon()
+    assert stray.read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("kind", ["own", "golden"])
+@pytest.mark.parametrize(
+    "place", ["commitlog/sub", "consumequeue/TOPIC/0/sub", "index/sub", "compaction/compactionLog"]
+)
+def test_a_directory_among_files_is_passed_over_as_rocketmq_does(
+    own: Path, golden: Path, tmp_path: Path, kind: str, place: str
+) -> None:
+    template, topic, config = (own, "t", CONFIG) if kind == "own" else (golden, "RollT", GOLDEN)
+    root = copy(template, tmp_path / "s")
+    (root / place.replace("TOPIC", topic)).mkdir(parents=True, exist_ok=True)
+    (root / place.replace("TOPIC", topic) / "note").write_bytes(b"x")
+    assert verify(root) == []
+    store = MessageStore.open(root, config=config)
+    assert store.queue_range(topic, 0)[1] > 0
+    store.abandon()
+
+
+@pytest.mark.parametrize("kind", ["own", "golden"])
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("length", [30_000, 70_000])
+def test_a_log_file_of_another_length_is_named_with_what_to_do(
+    own: Path, golden: Path, tmp_path: Path, kind: str, number: int, length: int
+) -> None:
+    root = copy(own if kind == "own" else golden, tmp_path / "s")
+    path = sorted((root / "commitlog").iterdir())[number]
+    with path.open("r+b") as file:
+        file.truncate(length)
+    (fault,) = verify(root)
+    assert (root / fault.file, fault.rule) == (path, "file length")
+    assert f"has {length} bytes, and files of this directory have 65536; copy" in fault.detail
+    with pytest.raises(Corrupt, match=f"has {length} bytes"):
+        Repair(root).plan()
+
+
+def test_a_path_that_cannot_be_read_is_a_fault_and_the_rest_is_checked(
+    own: Path, tmp_path: Path
+) -> None:
+    root = copy(own, tmp_path / "s")
+    (root / "checkpoint").unlink()
+    (root / "checkpoint").mkdir()
+    (root / "config" / "topics.json").write_bytes(b"{")
+    found = {fault.file: fault.detail for fault in verify(root)}
+    assert "cannot be read: Is a directory; move it elsewhere" in found["checkpoint"]
+    assert "config/topics.json" in found

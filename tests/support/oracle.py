@@ -195,6 +195,14 @@ class RocketMQ:
         with copied(store, self._scratch) as copy:
             return self._oracle.ask({"do": "read", "dir": str(copy), **self._sizes})
 
+    def serve(self, stores: Iterable[Path]) -> list[Line]:
+        """What a consumer of each queue gets of each store, or that RocketMQ refuses the store. It works in them.
+
+        They stay open until the next call, so that they can be copied as a crash would leave them.
+        """
+        dirs = [str(store) for store in stores]
+        return self._oracle.ask({"do": "serve", "dirs": dirs, **self._sizes})
+
     def write(self, store: Path, messages: Iterable[Line], *, timers: bool = False) -> list[Line]:
         """Put messages into a store and shut it down. `timers` starts RocketMQ's too. Returns: its answers."""
         command = {"do": "write", "dir": str(store), "messages": list(messages)}

@@ -132,6 +132,7 @@ class LogMender:
         if file is None:
             return False
         if _is_sound(file, unit):
+            log.reads.note_mended(unit.start, unit.end)
             return True
         now_ms = log.clock.monotonic_ms()
         asked_ms = self._asked_ms.get(unit.start)
@@ -142,6 +143,7 @@ class LogMender:
             self._asked_ms[unit.start] = now_ms
             return False
         self._asked_ms.pop(unit.start, None)
+        log.reads.note_mended(unit.start, unit.end)
         self._on_patched()
         return True
 

@@ -12,7 +12,7 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt
 from raymq.store.base.files import ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.log.chain import Chain
-from raymq.store.log.record_reads import walk_piece
+from raymq.store.log.record_reads import WalkedPiece, walk_piece
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
@@ -32,6 +32,8 @@ UNREADABLE_STEP_BYTES = 4096
 
 #: called with a piece of a segment, its physical offset, and its valid records
 Visit = Callable[[memoryview, int, record.Walk], None]
+#: whether a consume queue has a unit of a position and size
+HasUnit = Callable[[int, int], bool]
 
 
 class NotedEnds(NamedTuple):
@@ -78,11 +80,13 @@ def scan(
     scan_from: int = 0,
     visit: Visit | None = None,
     top: int = NO_TOP,
+    has_unit: HasUnit = lambda position, size: False,
 ) -> Scan:
     """Walk from `scan_from`, where a record starts, to the end of the log, and decide about that end.
 
     Loads the chain. Units below `scan_from` are not read. Args: `visit`: called with the valid records of each piece
     of each file in order. `top`: bytes from here on do not count, since an interrupted cut is removing them.
+    `has_unit`: whether a consume queue knows a record of that position and size.
     """
     size = segments.file_size
     known = known._replace(synced=min(known.synced, top), appended=min(known.appended, top))
@@ -99,7 +103,7 @@ def scan(
         if at > file.start:
             begin = scan_from
         stop = max(0, min(size, limit - file.start))
-        walked = _walk_file(segments, at, file.start + stop, known.own, proven_end, visit)
+        walked = _walk_file(segments, at, file.start + stop, known.own, proven_end, visit, has_unit)
         end = walked.end
         if walked.reason is not record.WalkStop.BLANK:
             break
@@ -131,7 +135,13 @@ class _Walked(NamedTuple):
 
 
 def _walk_file(
-    segments: MappedFileQueue, at: int, stop: int, own: bool, proven_end: int, visit: Visit | None
+    segments: MappedFileQueue,
+    at: int,
+    stop: int,
+    own: bool,
+    proven_end: int,
+    visit: Visit | None,
+    has_unit: HasUnit,
 ) -> _Walked:
     """Walk the records of one file from `at`, where a record starts, to `stop`."""
     reason = record.WalkStop.STOPPED
@@ -141,6 +151,11 @@ def _walk_file(
         piece = walk_piece(partial(read_of, segments, end=at), at, stop, nbytes=SCAN_BYTES)
         walk = piece.walk
         reason, fault = walk.reason, walk.reason.value
+        if not len(walk.positions) and reason is record.WalkStop.WRONG_POSITION:
+            found = _with_wrong_position(segments, at, stop, own, proven_end, has_unit)
+            if found is not None:
+                piece, walk = found, found.walk
+                reason = record.WalkStop.STOPPED
 
         if own:
             written = written_until(piece.view, piece.base, walk, proven_end)
@@ -157,10 +172,37 @@ def _walk_file(
         if visit is not None and len(walk.positions):
             visit(piece.view, piece.base, walk)
         at = walk.end
+        if reason is record.WalkStop.WRONG_POSITION and len(walk.positions):
+            # The next turn looks at that record alone.
+            continue
         if reason is not record.WalkStop.STOPPED:
             break
 
     return _Walked(at, reason, fault)
+
+
+def _with_wrong_position(
+    segments: MappedFileQueue, at: int, stop: int, own: bool, proven_end: int, has_unit: HasUnit
+) -> WalkedPiece | None:
+    """The record at `at`, if only its physical offset is damaged; None: it is a leftover, or RayMQ's own damage.
+
+    RocketMQ compares that field with nothing. The record belongs to the log if a chain unit proves its bytes. In a log
+    that RocketMQ wrote, it does if a consume queue knows it, or if a record follows it at once that names its place.
+    """
+    read = partial(read_of, segments, end=stop)
+    piece = walk_piece(read, at, stop, limit=1, check_position=False)
+    if not len(piece.walk.positions):
+        return None
+    end = piece.walk.end
+    if own:
+        return piece if end <= proven_end else None
+    if has_unit(at, end - at):
+        return piece
+    following = walk_piece(read, end, stop, limit=1).walk if end < stop else None
+    if following is None:
+        return None
+    is_blank = following.reason is record.WalkStop.BLANK
+    return piece if len(following.positions) or is_blank else None
 
 
 def _compare_chain(

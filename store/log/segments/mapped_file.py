@@ -336,10 +336,19 @@ class MappedFile:
         self._files.unlink(self.path)
 
 
-def wrong_length(path: Path, start: int, found: int, expected: int) -> Corrupt:
+#: what to do about a file that only a copy can give back
+COPY_ADVICE = (
+    "copy the file again from where it is whole, a backup for example; if all files have another size, open the store "
+    "with that size"
+)
+
+
+def wrong_length(
+    path: Path, start: int, found: int, expected: int, *, advice: str = COPY_ADVICE
+) -> Corrupt:
     """The error about a file of another length than all files of its directory have."""
     return Corrupt(
-        f"{path} has {found} bytes; every file of this directory must have {expected}",
+        f"{path} has {found} bytes, and files of this directory have {expected}; {advice}",
         path=str(path),
         offset=start,
         rule=FILE_LENGTH_RULE,

@@ -71,7 +71,8 @@ class MappedFileQueue:
         one of length zero). Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
         """
         self.close()
-        paths = list_segments(self._read_from, files=self._files)
+        found = list_segments(self._read_from, files=self._files)
+        paths = [path for path in found if not is_other_directory(path, files=self._files)]
         for path in paths:
             check_name(path)
 
@@ -203,10 +204,17 @@ class MappedFileQueue:
         self.files = []
 
 
+def is_other_directory(path: Path, *, files: Files) -> bool:
+    """Whether a path is a directory that nothing reads: RocketMQ passes over them (MappedFileQueue#doLoad)."""
+    return not path.name.isdecimal() and files.is_dir(path)
+
+
 def check_name(path: Path) -> None:
     """Raises: Corrupt for a file whose name is not an offset."""
     if len(path.name) != 20 or not path.name.isdigit():
-        fault = f"{path} does not belong here: files are named by a 20-digit offset"
+        fault = (
+            f"{path} does not belong here: files are named by a 20-digit offset; move it elsewhere"
+        )
         raise Corrupt(fault, path=str(path), rule=FILE_NAME_RULE)
 
 

@@ -155,8 +155,9 @@ final class BrokerServices {
         return line;
     }
 
-    /** Deletes every commit log file but the last, whatever its age. */
+    /** Deletes every commit log file but the last, whatever its age. RocketMQ deletes undispatched records, too. */
     private JSONObject delete() throws InterruptedException {
+        open.awaitDispatch();
         JSONObject line = Oracle.line("put");
         line.put("status", "PUT_OK");
         // A file that somebody reads just now stays for this time, and those behind it.

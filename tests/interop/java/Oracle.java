@@ -39,6 +39,9 @@ public final class Oracle {
             case "read":
                 new StoreReader(command).run();
                 break;
+            case "serve":
+                new ServedStores(command).run();
+                break;
             case "write":
                 new StoreWriter(command).run();
                 break;
