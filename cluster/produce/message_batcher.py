@@ -22,6 +22,7 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.cluster import forks
+from raymq.cluster.client_thread import ClientThread
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
@@ -29,8 +30,9 @@ from raymq.cluster.messages.queue_split import pieces
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.cluster.unclosed import warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, RayMQError, Rejected
+from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected
 from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Acks
 
 from .batch_sender import BatchSender, checked_put
@@ -492,6 +494,14 @@ class MessageBatcher:
             fault = error if isinstance(error, RayMQError) else Bug(f"a batch: {error!r}")
             self.batch_sender.complete(batch.future, fault)
             return None
+        except BaseException as error:
+            # Ctrl-C: the shard sender may have the batch.
+            why = (
+                f"{type(error).__name__} came while the batch was sent; it may or may not be stored"
+            )
+            unknown = DeliveryUnknown(why, status=PutStatus.UNKNOWN_ERROR.value)
+            self.batch_sender.complete(batch.future, unknown)
+            raise
 
     def _close_or_request(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:
         """Close a batch, or have the linger thread close it. Needs the lock. Returns: as `close_batch`.
@@ -567,8 +577,10 @@ class MessageBatcher:
             if self.closed:
                 return
         try:
-            with contextlib.suppress(TimeoutError):
-                self.flush(timeout)
+            # A done callback would wait for its own thread. What is under way fails then, as with Kafka.
+            if not self.batch_sender.callbacks.are_running:
+                with contextlib.suppress(TimeoutError):
+                    self.flush(timeout)
         finally:
             with self._lock:
                 self._stop_taking()
@@ -592,7 +604,7 @@ class MessageBatcher:
                 self._stop_taking()
             if in_use:
                 # Closing waits for threads, and the garbage collector runs on any thread.
-                threading.Thread(target=self.batch_sender.close, daemon=True).start()
+                ClientThread(self.batch_sender.close, "raymq-producer-close").start()
         if in_use:
             advice = "use it in a with block, or call close(), which raises what was not stored"
             warn_unclosed(self, self._owner, advice)

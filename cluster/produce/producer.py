@@ -219,7 +219,8 @@ class Producer(OpenClient):
     def flush(self, timeout: float | None = None) -> None:
         """Send all open batches and wait up to `timeout` seconds until every send so far has an outcome.
 
-        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up. Rejected in a done
+        callback.
         """
         self._batcher.flush(timeout)
         self._batcher.batch_sender.raise_failure()
@@ -227,6 +228,7 @@ class Producer(OpenClient):
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
+        In a done callback it does not flush.
         Raises: the first failure that no caller has seen; the producer is closed in any case.
         """
         if not self._batcher.closed:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, as_completed
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
+from raymq.cluster.client_thread import ClientThread
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.base.status import PutStatus
 
@@ -57,10 +57,11 @@ def in_thread(call: Callable[[], Answer], name: str) -> Future[Answer]:
     def run() -> None:
         try:
             answer.set_result(call())
-        except Exception as error:
+        except BaseException as error:
+            # Without an answer its caller would wait for ever.
             answer.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    ClientThread(run, name).start()
     return answer
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from raymq.cluster.arguments import check_choice
+from raymq.cluster.client_thread import ClientThread
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from .flight_client import FlightPutStream
     from .ray_connection import RayPutStream, RayShardConnection
+
+logger = logging.getLogger("raymq")
 
 #: longest wait of one fetch at a shard whose leader may change: a silent one is noticed soon
 FOLLOWED_WAIT_MS = 2_000
@@ -146,9 +150,7 @@ class FetchWatch:
         with self._changed:
             self._streams.add(stream)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="raymq-fetch-watch", daemon=True
-                )
+                self._thread = ClientThread(self._run, "raymq-fetch-watch")
                 self._thread.start()
 
     def remove(self, stream: FollowedFetchStream) -> None:
@@ -164,5 +166,9 @@ class FetchWatch:
                 self._changed.wait(CHECK_S)
                 now_ms = clock.monotonic_ms()
                 for stream in list(self._streams):
-                    stream.check(now_ms)
+                    try:
+                        stream.check(now_ms)
+                    except BaseException:
+                        # Without this thread no silent shard would ever be left.
+                        logger.exception("a check of a fetch")
             self._thread = None
