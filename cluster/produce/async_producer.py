@@ -16,7 +16,7 @@ from raymq.cluster.arguments import takes_options_of
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.event_wait import set_within
 from raymq.cluster.messages.message import Message, Receipt
-from raymq.cluster.unclosed import OpenClient
+from raymq.cluster.unclosed import OpenClient, report_unreceipted
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected
 from raymq.store.config.promise import Acks
@@ -332,6 +332,12 @@ class AsyncProducer(OpenClient):
         return True
 
     # --- end --------------------------------------------------------------------------------------
+
+    def __del__(self) -> None:
+        # The batcher cannot send these, because it has not got them.
+        unsent = sum(not each.accepted.done() for each in self.__dict__.get("_deferred", ()))
+        if unsent and not self._closed and self._batcher.batch_sender.in_own_process:
+            report_unreceipted(type(self).__name__, unsent)
 
     def statistics(self) -> dict[str, int | float]:
         """Like `Producer.statistics`, with `deferred_messages`: those that wait for room now."""

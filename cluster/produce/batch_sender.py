@@ -227,7 +227,7 @@ class BatchSender:
             if isinstance(outcome, RayMQError):
                 # Noted before its callers wake, because one of them marks the failure as seen. Otherwise
                 # `raise_failure` looks for it.
-                future.failure = SendFailure(outcome)
+                future.failure = SendFailure(outcome, future.rows)
                 self._failures.append(future.failure)
             size, future.size = future.size, 0
             self.limiter.release(size)
@@ -237,7 +237,7 @@ class BatchSender:
     def _note_refused(self, future: BatchFuture, rows: tuple[int, ...], error: RayMQError) -> None:
         """Account for messages that the shard refused alone. A second call for one changes nothing."""
         known = future.refused or {}
-        failures = {row: SendFailure(error) for row in rows if row not in known}
+        failures = {row: SendFailure(error, 1) for row in rows if row not in known}
         future.refuse(failures)
         self._failures.extend(failures.values())
         self._statistics.add_refused(len(failures))
@@ -346,6 +346,11 @@ class BatchSender:
             failure.observed = True
         if unseen:
             raise unseen[0].error
+
+    def count_unreceipted(self) -> int:
+        """Messages without an outcome, and those whose failure no caller has seen."""
+        failed = sum(each.rows for each in list(self._failures) if not each.observed)
+        return failed + sum(future.rows for future in list(self._unanswered))
 
     @property
     def in_own_process(self) -> bool:

@@ -28,7 +28,7 @@ from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
 from raymq.cluster.messages.queue_split import pieces
 from raymq.cluster.transport.routes import Routes, TopicRoute
-from raymq.cluster.unclosed import warn_unclosed
+from raymq.cluster.unclosed import flush_at_exit, warn_unclosed
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected
 from raymq.store.base.format import TIMER_TOPIC
@@ -63,10 +63,14 @@ class MessageBatcher:
         owner: str = "Producer",
         future_type: type[SendFuture] = SendFuture,
         clock: Clock | None = None,
+        flushes_at_exit: bool = True,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        """Args: `owner`: the class that a warning about an unclosed producer names."""
-        self._owner = owner
+        """Args: `owner`: the class that a warning about an unclosed producer names.
+
+        `flushes_at_exit`: whether the end of the program waits for receipts; False: the owner sees to that.
+        """
+        self.owner = owner
         self._future_type = future_type
         self._clock = clock or Clock()
         batcher = weakref.ref(self)
@@ -103,6 +107,8 @@ class MessageBatcher:
             delivery_timeout_s=self.config.delivery_timeout_ms / 1000,
         )
         self.closed = False
+        if flushes_at_exit:
+            flush_at_exit(self)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -571,6 +577,14 @@ class MessageBatcher:
         self.flush_open()
         self.batch_sender.flush(timeout)
 
+    def count_unreceipted(self) -> int:
+        """Messages without a receipt whose failure no caller has seen; 0 after `close`, and in a forked child."""
+        if self.closed or not self.batch_sender.in_own_process:
+            return 0
+        with self._lock:
+            still_open = sum(len(batch.bodies) for batch in self._open.values())
+        return still_open + self.batch_sender.count_unreceipted()
+
     def close(self, timeout: float | None = None) -> None:
         """Like `Producer.close`, but failures are not raised."""
         with self._lock:
@@ -607,7 +621,7 @@ class MessageBatcher:
                 ClientThread(self.batch_sender.close, "raymq-producer-close").start()
         if in_use:
             advice = "use it in a with block, or call close(), which raises what was not stored"
-            warn_unclosed(self, self._owner, advice)
+            warn_unclosed(self, self.owner, advice)
 
 
 def _write_ready(shard_senders: Iterable[ShardSender | None]) -> None:

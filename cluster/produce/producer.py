@@ -34,7 +34,8 @@ class Producer(OpenClient):
     that was sent before.
 
     Threads may share a producer. As a context manager a producer flushes at the end, and raises the first failure that
-    no caller has seen. After an exception in the block it waits at most 2 s for receipts. A producer neither pickles
+    no caller has seen. After an exception in the block it waits at most 2 s for receipts. A program that ends without
+    `close` waits 5 s, and one line on stderr says how many messages have no receipt then. A producer neither pickles
     nor survives a fork, so pickle the Cluster instead.
 
     Example:

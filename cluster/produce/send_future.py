@@ -31,10 +31,12 @@ Result = TypeVar("Result")
 class SendFailure:
     """Why a batch failed, and whether a caller has seen that. Does not keep the batch's messages."""
 
-    __slots__ = ("error", "observed")
+    __slots__ = ("error", "observed", "rows")
 
-    def __init__(self, error: RayMQError) -> None:
+    def __init__(self, error: RayMQError, rows: int) -> None:
+        """Args: `rows`: number of messages that failed by it."""
         self.error = error
+        self.rows = rows
         self.observed = False
 
 
