@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+
+from raymq.store.base.errors import Rejected
+
+#: packages that replace threads: the module and the function that say so, the name of threads there, and the remedy
+_PATCHES = (
+    ("gevent.monkey", "is_module_patched", "threading", "gevent.monkey.patch_all(thread=False)"),
+    ("eventlet.patcher", "is_monkey_patched", "thread", "eventlet.monkey_patch(thread=False)"),
+)
 
 
 class ClientThread(threading.Thread):
@@ -19,3 +28,21 @@ class ClientThread(threading.Thread):
 def in_client_thread() -> bool:
     """Whether the running thread is a client's, so that no code of the program sees what it raises."""
     return isinstance(threading.current_thread(), ClientThread)
+
+
+def check_real_threads() -> None:
+    """Raises: Rejected if gevent or eventlet has replaced the threads of this process. Imports neither.
+
+    The first call of gRPC that waits would stop all greenlets, also the one that it waits for.
+    """
+    for module, function, threads, remedy in _PATCHES:
+        is_patched = getattr(sys.modules.get(module), function, None)
+        if is_patched is not None and is_patched(threads):
+            package = module.partition(".")[0]
+            raise Rejected(
+                f"{package} has replaced the threads of this process, in which the first send would freeze: call "
+                f"{remedy} instead, or use RayMQ in a process that {package} does not patch (with gunicorn: "
+                "--worker-class gthread)",
+                field="threads",
+                limit="threads of the operating system",
+            )

@@ -17,6 +17,7 @@ from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 from raymq.store.state.topics import SYSTEM_PREFIX
 
+from . import forks
 from .arguments import takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .new_topic import create_everywhere
@@ -51,7 +52,8 @@ class Cluster:
 
     A Cluster makes producers and consumers, and administers topics. Threads may share it. It pickles into Ray tasks and
     other processes, together with the cluster's token: treat a pickled handle as a password. As a context manager it
-    closes its connections, and stops the cluster only if the `start` that returned this handle started it.
+    closes its connections, and stops the cluster only if the `start` that returned this handle started it. A forked
+    child leaves both to its parent.
 
     Example:
         ```python
@@ -99,6 +101,7 @@ class Cluster:
         self.endpoints = dict(self.endpoints)
         self.replica_endpoints = dict(self.replica_endpoints)
         self._stop_on_exit = stop_on_exit
+        self._forks = forks.count
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
         #: the routes of this handle's calls, if the leaders may change: they keep what was learned about them
@@ -109,7 +112,8 @@ class Cluster:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["_lock"], state["_connections"], state["_stop_on_exit"], state["_followed"]
+        for own in ("_lock", "_connections", "_stop_on_exit", "_followed", "_forks"):
+            del state[own]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -672,14 +676,19 @@ class Cluster:
         return stop(self.data_dir, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Close this handle's connections. The cluster continues, and the handle stays usable."""
+        """Close this handle's connections. The cluster continues, and the handle stays usable.
+
+        In a forked child it does nothing, because the connections are the parent's.
+        """
+        if self._is_inherited:
+            return
         with self._lock:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
 
     def __del__(self) -> None:
-        if self.__dict__.get("_connections"):
+        if self.__dict__.get("_connections") and not self._is_inherited:
             advice = "use it in a with block, or call close()"
             warn_unclosed(self, f"Cluster {self.name!r}", advice)
 
@@ -687,10 +696,15 @@ class Cluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._stop_on_exit:
+        if self._stop_on_exit and not self._is_inherited:
             self.stop()
         else:
             self.close()
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a forked child, and the handle was made in its parent."""
+        return forks.count != self._forks
 
     def call(
         self,

@@ -58,7 +58,9 @@ class DeferredSend(TaskSteps[Receipt]):
 
     def fail(self, error: RayMQError) -> None:
         """Finish with the reason why the message is not sent."""
-        self.accepted.set_exception(error)
+        # No task waits in a closed loop.
+        with contextlib.suppress(RuntimeError):
+            self.accepted.set_exception(error)
         # Read here, or asyncio would log the error. `flush` raises it when no task awaits the message.
         self.accepted.exception()
 
@@ -175,10 +177,15 @@ class AsyncProducer(OpenClient):
             released = self._released
             self._batcher.limiter.on_release = lambda: _call_soon(loop, released.set)
         elif self._loop is not loop:
-            raise Rejected(
-                "this producer is used in another event loop; make one in each", field="loop"
-            )
+            raise self._other_loop_error()
         return loop
+
+    def _other_loop_error(self) -> Rejected:
+        return Rejected(
+            "this producer is used in another event loop; make one in each, and close each in its own",
+            field="loop",
+            limit="one event loop",
+        )
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -377,9 +384,14 @@ class AsyncProducer(OpenClient):
     async def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
-        Raises: the first failure that no caller has seen; the producer is closed in any case.
+        Another event loop may call it when the producer's own has ended. Messages that wait for room fail then.
+        Raises: the first failure that no caller has seen; the producer is closed in any case. Rejected in another event
+        loop while the producer's own runs.
         """
         if self._closed:
+            return
+        if self._loop not in (None, asyncio.get_running_loop()):
+            await self._close_elsewhere(timeout)
             return
         self._closed = True
         try:
@@ -389,6 +401,16 @@ class AsyncProducer(OpenClient):
             await self._end_drainer()
             self._fail_deferred()
             await asyncio.to_thread(self._batcher.close, 0)
+        self._raise_failure()
+
+    async def _close_elsewhere(self, timeout: float | None) -> None:
+        """Close in another event loop than the producer's, which ran the task that hands deferred messages over."""
+        if self._loop is not None and self._loop.is_running():
+            raise self._other_loop_error()
+        self._closed = self._ending = True
+        self._batcher.batch_sender.stop_look_ups()
+        self._fail_deferred()
+        await asyncio.to_thread(self._batcher.close, timeout)
         self._raise_failure()
 
     async def _end_drainer(self) -> None:

@@ -587,6 +587,8 @@ class MessageBatcher:
 
     def close(self, timeout: float | None = None) -> None:
         """Like `Producer.close`, but failures are not raised."""
+        if not self.batch_sender.in_own_process:
+            return
         with self._lock:
             if self.closed:
                 return

@@ -229,10 +229,10 @@ class Producer(OpenClient):
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
-        In a done callback it does not flush.
+        In a done callback it does not flush. In a forked child it does nothing.
         Raises: the first failure that no caller has seen; the producer is closed in any case.
         """
-        if not self._batcher.closed:
+        if not self._batcher.closed and self._batcher.batch_sender.in_own_process:
             self._batcher.close(timeout)
             self._batcher.batch_sender.raise_failure()
 

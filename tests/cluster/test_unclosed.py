@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
@@ -22,6 +20,7 @@ from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.produce.async_producer import AsyncProducer
 from raymq.cluster.produce.producer import Producer
 from raymq.store.base.errors import Rejected
+from tests.support.cluster_program import run_program
 from tests.support.fake_backend import FakeCluster
 from tests.support.waiting import until
 
@@ -165,26 +164,11 @@ def test_a_client_that_holds_nothing_does_not_warn(cluster: FakeCluster) -> None
 
 # --- the end of a program ---------------------------------------------------------------------------
 
-PROGRAM = """
-import asyncio, sys
-from raymq.cluster import unclosed
-from raymq.cluster.cluster import Cluster
-
-cluster = Cluster(
-    name="fake", cluster_id={cluster_id!r}, shards=1, token={token!r}, endpoints={endpoints!r}
-)
-unclosed.EXIT_FLUSH_S = {flush_s}
-"""
-
 
 def run_to_its_end(fake: FakeCluster, program: str, *, flush_s: float = 30.0) -> tuple[int, str]:
-    """Run a program of a cluster. Returns: its exit code and stderr."""
-    head = PROGRAM.format(
-        cluster_id=fake.cluster_id, token=fake.token, endpoints=fake.endpoints, flush_s=flush_s
-    )
-    code = head + textwrap.dedent(program)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
-    return ended.returncode, ended.stderr
+    """Run a program that waits so long for receipts at its end. Returns: its exit code and stderr."""
+    head = f"from raymq.cluster import unclosed; unclosed.EXIT_FLUSH_S = {flush_s}\n"
+    return run_program(fake, head + textwrap.dedent(program))
 
 
 @pytest.mark.parametrize("close", ["", "raise SystemExit(0)", "import raymq; del producer"])
@@ -276,8 +260,6 @@ def test_a_forked_child_that_ends_does_not_count_its_parents_messages(
     cluster: FakeCluster,
 ) -> None:
     program = """
-        import os
-
         producer = cluster.producer(linger_ms=60_000)
         producer.send("t", b"x", queue_id=0).result(30)
         producer.send("t", b"y", queue_id=0)
