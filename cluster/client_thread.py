@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from raymq.store.base.errors import Rejected
 
+#: longest wait of a `close` for a thread. One that connects to a silent shard notices the end up to 24 s later
+JOIN_S = 2.0
+
 #: packages that replace threads: the module and the function that say so, the name of threads there, and the remedy
 _PATCHES = (
     ("gevent.monkey", "is_module_patched", "threading", "gevent.monkey.patch_all(thread=False)"),
@@ -23,6 +26,14 @@ class ClientThread(threading.Thread):
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
+
+
+def join_at_close(thread: threading.Thread, transport: str) -> None:
+    """Wait for a thread that was made to end, if it does so soon.
+
+    With Ray the wait has no limit: a process that leaves Ray during a call of the thread would die.
+    """
+    thread.join(None if transport == "ray" else JOIN_S)
 
 
 def in_client_thread() -> bool:

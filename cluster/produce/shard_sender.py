@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from raymq.actors.protocol.small_puts import SmallPut
-from raymq.cluster.client_thread import ClientThread
+from raymq.cluster.client_thread import ClientThread, join_at_close
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
@@ -452,4 +452,4 @@ class ShardSender:
         self._perform(effects)
         if threading.get_ident() not in (self._turn.caller, self._thread.ident):
             # A callback may close, on the thread that reads. Then the receiver thread waits for that one.
-            self._thread.join()
+            join_at_close(self._thread, self._routes.transport)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from raymq.cluster.client_thread import ClientThread
+from raymq.cluster.client_thread import ClientThread, join_at_close
 from raymq.store.base.errors import Bug, RayMQError
 
 from .connection import FetchStream
@@ -97,4 +97,4 @@ class FetchThread:
 
     def join(self) -> None:
         """Wait for the thread, after it was made to end and `restart` was called."""
-        self._thread.join()
+        join_at_close(self._thread, self._routes.transport)
