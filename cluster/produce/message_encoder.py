@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
+from raymq.cluster.messages.delivery_times import EARLIEST_MS
 from raymq.cluster.messages.message import (
     NULL_PROPERTY,
     Message,
@@ -125,13 +126,20 @@ class MessageEncoder:
 def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
     """The properties of the delivery time; None for a time in the past, which means delivery at once.
 
-    Raises: Rejected for a value that is not a time, or a time beyond the reach of timers.
+    Raises: Rejected for a value that is not a time, a time before 2001, or one beyond the reach of timers.
     """
     if isinstance(deliver_at_ms, bool) or not isinstance(deliver_at_ms, int):
         raise Rejected(
             f"deliver_at_ms is {deliver_at_ms!r}; give ms since 1970 as an int",
             field="deliver_at_ms",
             limit="int",
+        )
+    if deliver_at_ms < EARLIEST_MS:
+        raise Rejected(
+            f"deliver_at_ms is {deliver_at_ms}, a time before 2001: give milliseconds since 1970, which is "
+            "int(time.time() * 1000) now, not seconds; leave it out for a message that readers get at once",
+            field="deliver_at_ms",
+            limit=EARLIEST_MS,
         )
     if deliver_at_ms <= now_ms:
         return None

@@ -127,9 +127,10 @@ class Producer(OpenClient):
             tag: a word that readers can filter by.
             index_keys: words by which the message can be found.
             properties: names and values that travel with the message.
-            deliver_at_ms: milliseconds since 1970, at most three days ahead. Readers of the queue get the message once,
-                in the second after that time and at a new offset. The receipt means that the message is kept until
-                then, and names the topic and offset where. Messages of one queue come in the order of their times.
+            deliver_at_ms: milliseconds since 1970, at most three days ahead. A time before 2001 is refused. Readers of the
+                queue get the message once, in the second after that time and at a new offset. The receipt means that
+                the message is kept until then, and names the topic and offset where. Messages of one queue come in the
+                order of their times.
             queue_id: the queue; otherwise `key` decides.
             acks: of this message, by default the producer's. A batch has one value, so changing it often makes small
                 batches.

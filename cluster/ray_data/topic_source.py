@@ -118,7 +118,8 @@ def read_topic(
     """
     check_transport(cluster)
     check_choice("read_from", read_from, READ_FROM)
-    names = [topics] if isinstance(topics, str) else list(topics)
+    # A topic that is named twice is read once, as by Spark's `subscribe`.
+    names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
     if not names:
         raise Rejected("no topic is given", field="topics", limit="a topic")
     ranges = [
