@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -18,7 +19,7 @@ from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 from raymq.store.state.topics import SYSTEM_PREFIX
 
 from . import forks
-from .arguments import takes_options_of
+from .arguments import plain_int, takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .new_topic import create_everywhere
 from .paths import ClusterPaths
@@ -308,7 +309,7 @@ class Cluster:
             DeliveryUnknown: a shard did not make the topic durable within 15 s. The same call completes the creation.
         """
         spread = list(range(self.shards))
-        arguments: dict[str, Any] = {"name": name, "queues": queues, "shards": spread}
+        arguments: dict[str, Any] = {"name": name, "queues": plain_int(queues), "shards": spread}
         attributes = {CLEANUP_POLICY: COMPACTION} if compacted else {}
         if schema is not None:
             from .messages.topic_schema import to_json
@@ -353,7 +354,7 @@ class Cluster:
         """
         from .add_queues import add_queues
 
-        return add_queues(self, topic, queues, break_key_order=break_key_order)
+        return add_queues(self, topic, plain_int(queues), break_key_order=break_key_order)
 
     def add_column(self, topic: str, column: pa.Field) -> bool:
         """Give a topic's schema one more nullable column, while producers and consumers go on.
@@ -398,7 +399,7 @@ class Cluster:
         topics = self.topics()
         if name not in topics:
             raise Rejected(
-                f"topic {name!r} does not exist; create it: raymq topic create {name}",
+                f"topic {name!r} does not exist; create it: raymq topic create {shlex.quote(name)}",
                 field="topic",
                 limit=", ".join(topics) or "no topics",
             )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sized
 from typing import TypeVar
 
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.arguments import takes_options_of, wait_s
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.event_wait import set_within
 from raymq.cluster.messages.received import ReceivedMessage
@@ -162,23 +163,28 @@ class AsyncConsumer(OpenClient):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
+    async def poll(
+        self, max_records: int = 500, timeout: float | None = 1.0
+    ) -> list[ReceivedMessage]:
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none; None: without limit.
 
         Raises: as `Consumer.poll`.
         """
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll(max_records, 0), timeout)
 
-    async def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
+    async def poll_batch(
+        self, max_records: int = 10_000, timeout: float | None = 1.0
+    ) -> pa.RecordBatch:
         """Like `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
 
-    async def _wait(self, poll: Callable[[], _Found], timeout: float) -> _Found:
+    async def _wait(self, poll: Callable[[], _Found], timeout: float | None) -> _Found:
         """The result of `poll`, once it is not empty or the time is up."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout
+        limit_s = wait_s(timeout)
+        deadline_s = loop.time() + (math.inf if limit_s is None else limit_s)
         while True:
             self._changed.clear()
             found = poll()

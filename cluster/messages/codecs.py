@@ -60,13 +60,21 @@ class JsonCodec:
         """Encode as JSON. NaN and infinities are refused: other JSON readers do not take them."""
         try:
             text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            return text.encode()
+        except UnicodeEncodeError as error:
+            why = "it has half of a surrogate pair, which UTF-8 cannot hold; replace that character"
+            raise _wrong(self.name, value, why) from error
+        except RecursionError as error:
+            raise _wrong(self.name, value, "it is nested too deeply") from error
         except (TypeError, ValueError) as error:
             raise _wrong(self.name, value, str(error)) from error
-        return text.encode()
 
     def decode(self, body: bytes) -> Any:
         """Decode JSON."""
-        return json.loads(body)
+        try:
+            return json.loads(body)
+        except RecursionError as error:
+            raise ValueError("the body is nested too deeply") from error
 
 
 class MsgpackCodec:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.arguments import takes_options_of, wait_s
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.event_wait import set_within
 from raymq.cluster.messages.message import Message, Receipt
@@ -361,6 +361,7 @@ class AsyncProducer(OpenClient):
 
     async def _flush(self, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
+        timeout = wait_s(timeout)
         until_s = None if timeout is None else loop.time() + timeout
         if not await self._drained(loop, until_s):
             raise TimeoutError(
@@ -388,6 +389,7 @@ class AsyncProducer(OpenClient):
         Raises: the first failure that no caller has seen; the producer is closed in any case. Rejected in another event
         loop while the producer's own runs.
         """
+        timeout = wait_s(timeout)
         if self._closed:
             return
         if self._loop not in (None, asyncio.get_running_loop()):

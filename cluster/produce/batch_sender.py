@@ -16,6 +16,7 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.cluster import forks
+from raymq.cluster.arguments import wait_s
 from raymq.cluster.client_thread import ClientThread
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.base.clock import Clock
@@ -332,7 +333,7 @@ class BatchSender:
         self.check_process()
         self.callbacks.check_may_wait("flush()")
         unanswered: list[Future[BatchReceipt]] = list(self._unanswered)
-        _, late = wait(unanswered, timeout)
+        _, late = wait(unanswered, wait_s(timeout))
         if late:
             raise TimeoutError(
                 f"{len(late)} batches are not answered within {timeout} s; they are still under way: flush again"

@@ -22,6 +22,7 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.cluster import forks
+from raymq.cluster.arguments import wait_s
 from raymq.cluster.client_thread import ClientThread
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
@@ -587,6 +588,7 @@ class MessageBatcher:
 
     def close(self, timeout: float | None = None) -> None:
         """Like `Producer.close`, but failures are not raised."""
+        timeout = wait_s(timeout)
         if not self.batch_sender.in_own_process:
             return
         with self._lock:

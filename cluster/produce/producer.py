@@ -71,8 +71,8 @@ class Producer(OpenClient):
         in_flight_bytes: bytes (default 16 MiB) under way to one shard. With less than 4 MiB the disk waits for batches.
         codec: makes bodies of values: "bytes" (default), "json", "msgpack" or "arrow-ipc". Its name travels in the
             property `content-type`, which costs about 20 bytes per message unless it is "bytes".
-        max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. The cluster has a limit of its
-            own.
+        max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. The cluster takes 4 MiB, and
+            no option raises that.
         clock: replaces the system's clock in tests.
 
     Guarantees:
@@ -127,10 +127,10 @@ class Producer(OpenClient):
             tag: a word that readers can filter by.
             index_keys: words by which the message can be found.
             properties: names and values that travel with the message.
-            deliver_at_ms: milliseconds since 1970, at most three days ahead. A time before 2001 is refused. Readers of the
-                queue get the message once, in the second after that time and at a new offset. The receipt means that
-                the message is kept until then, and names the topic and offset where. Messages of one queue come in the
-                order of their times.
+            deliver_at_ms: milliseconds since 1970, at most three days ahead. A time before 2001 is refused. Readers of
+                the queue get the message once, in the second after that time and at a new offset. The receipt means
+                that the message is kept until then, and names the topic and offset where. Messages of one queue come
+                in the order of their times.
             queue_id: the queue; otherwise `key` decides.
             acks: of this message, by default the producer's. A batch has one value, so changing it often makes small
                 batches.

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from raymq.cluster.arguments import wait_s
 from raymq.cluster.messages.message import Receipt
 from raymq.store.base.errors import RayMQError
 
@@ -88,6 +89,8 @@ class BatchFuture(Future[BatchReceipt]):
         Raises: the batch's error; TimeoutError when the time is up: the send goes on. Rejected in a done callback that
         would wait for its own producer.
         """
+        if timeout is not None:
+            timeout = wait_s(timeout)
         self._check_may_wait(timeout)
         shard_sender = self.shard_sender
         try:
@@ -108,6 +111,7 @@ class BatchFuture(Future[BatchReceipt]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Like `Future.exception`. Raises: Rejected in a done callback that would wait for its own producer."""
+        timeout = wait_s(timeout)
         self._check_may_wait(timeout)
         return super().exception(timeout)
 

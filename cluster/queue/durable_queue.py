@@ -214,11 +214,11 @@ class Queue:
     ) -> Iterator[float]:
         """How long each call waits at the coordinator: `first_s` first, until the time is up.
 
-        Raises: ValueError, at once, for a negative timeout.
+        Raises: ValueError, at once, for a negative timeout, and for NaN.
         """
         if not block:
             return iter((0.0,))
-        if timeout is not None and timeout < 0:
+        if timeout is not None and not timeout >= 0:
             raise ValueError("'timeout' must be a non-negative number")
         return self._wait_times_until(math.inf if timeout is None else timeout, first_s)
 

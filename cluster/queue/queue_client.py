@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -224,7 +225,8 @@ def not_in_this_ray(cluster: Cluster) -> str:
     found = f"looked for cluster {cluster.name!r}{place} in the Ray at {here}, to which this process is connected"
     target = ray_host.running_target_of(cluster.data_dir)
     if target is None or target.address == here:
-        again = f"raymq start {cluster.data_dir or '<its data directory>'}"
+        known = cluster.data_dir
+        again = f"raymq start {shlex.quote(known) if known else '<its data directory>'}"
         return f"{found}; it does not run. Start it: {again}"
     return (
         f"{found}; it runs in the Ray at {target.address}. Leave ray.init() out, a Queue then connects this process to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,7 +89,7 @@ class TopicSink(Datasink[_TaskReturn]):
         facts = while_away(cluster.topics).get(topic)
         if facts is None:
             raise Rejected(
-                f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
+                f"topic {topic!r} does not exist; create it: raymq topic create {shlex.quote(topic)}",
                 field="topic",
                 limit="an existing topic",
             )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -759,7 +760,7 @@ class Routes:
             refuse_system_topic(name)
             raise Rejected(
                 f"topic {name!r} does not exist; create it first: "
-                f"cluster.create_topic({name!r}) or `raymq topic create {name}`",
+                f"cluster.create_topic({name!r}) or `raymq topic create {shlex.quote(name)}`",
                 field="topic",
                 limit="an existing topic",
             )
