@@ -396,10 +396,18 @@ class Consumer(OpenClient):
                 state.ahead[fetched.shard] -= 1
             self._positions[fetched.queue_id] = fetched.next_offset
             taken += (fetched,)
+            if rest is not None and self._is_only(rest):
+                # Queues take turns: a busy one does not keep the messages of others back.
+                state.unread.rotate(-1)
 
             if not state.ahead[fetched.shard]:
                 state.notify()
             return fetched
+
+    def _is_only(self, fetched: FetchedRecords) -> bool:
+        """Whether these are all that is unread of their queue. Needs the lock."""
+        queue_id = fetched.queue_id
+        return sum(each.queue_id == queue_id for each in self._state.unread) == 1
 
     def _return_to_unread(self, taken: list[FetchedRecords]) -> None:
         """Undo calls of `_next`."""
