@@ -51,9 +51,9 @@ class Producer(OpenClient):
 
     Args:
         cluster: the cluster to send to. `cluster.producer(...)` is the same call.
-        acks: "quorum" (default): a receipt comes after all replicas have the message, as durably as the cluster's
-            flush mode says. "leader": after the leader alone has it; quicker, but the follower may lack the message.
-            `send` can choose for each message.
+        acks: "quorum" (default): a receipt comes after a majority of the replicas has the message, as durably as the
+            cluster's flush mode says. Of two replicas that is both. "leader": after the leader alone has it; quicker,
+            but the followers may lack the message. `send` can choose for each message.
         linger_ms: milliseconds (default 5) that a message waits at most for others in its batch, while earlier batches
             are under way to its shard. With 0 messages are collected only while five batches are under way, which
             costs more batches.
@@ -88,7 +88,7 @@ class Producer(OpenClient):
             that the shard refuses; the other messages of its batch are stored. Each refusal costs a round trip.
         Unavailable: nothing was stored. `send` raises it when the buffer stays full, a future when its time is up.
         DeliveryUnknown: from a future; the message may be stored, and `resend` continues from there. `status` is the
-            shard's last one (FLUSH_SLAVE_TIMEOUT: the follower is away), or UNKNOWN_ERROR when the shard gave none.
+            shard's last one (FLUSH_SLAVE_TIMEOUT: too few followers answer), or UNKNOWN_ERROR when the shard gave none.
         StorageFull: from a future, after about 2 s: the shard's disk is full, nothing was stored.
     """
 
@@ -124,7 +124,7 @@ class Producer(OpenClient):
                 its columns, and the check costs 60 to 95 us: `send_batch` costs 1 us a row.
             key: messages with one key go to one queue. Without key and `queue_id`, messages fill a batch of one queue,
                 then of the next.
-            tag: a word that readers can filter by.
+            tag: a word that readers see. Programs that embed the store filter by it, clients cannot yet.
             index_keys: words by which the message can be found.
             properties: names and values that travel with the message.
             deliver_at_ms: milliseconds since 1970, at most three days ahead. A time before 2001 is refused. Readers of
