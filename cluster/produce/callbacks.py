@@ -58,6 +58,11 @@ class Callbacks:
             )
 
 
+def in_callback() -> bool:
+    """Whether the running code is a callback of any producer. It costs less than to ask one of them."""
+    return bool(_this_thread.running)
+
+
 def guarded(callback: Callable[[Any], Any], future: Future[Any]) -> None:
     """Call a done callback. What it raises stops no other callback, and no thread that delivers outcomes."""
     try:

@@ -17,7 +17,7 @@ from raymq.cluster.arguments import wait_s
 from raymq.cluster.messages.message import Receipt
 from raymq.store.base.errors import RayMQError
 
-from .callbacks import guarded
+from .callbacks import guarded, in_callback
 from .queue_sequence import BatchReceipt, UnknownBatch
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ class BatchFuture(Future[BatchReceipt]):
 
     def _check_may_wait(self, timeout: float | None) -> None:
         """Raises: Rejected if the thread that would deliver the outcome would wait for it."""
-        shard_sender, open_batch = self.shard_sender, self.open_batch
-        if self.done() or (timeout is not None and timeout <= 0):
+        if not in_callback() or self.done() or (timeout is not None and timeout <= 0):
             return
+        shard_sender, open_batch = self.shard_sender, self.open_batch
         if shard_sender is not None:
             shard_sender.callbacks.check_may_wait("result()")
         elif open_batch is not None:

@@ -77,7 +77,7 @@ class Queue:
             its copies, and costs one more call of the coordinator per put. Puts then ignore `linger_ms`.
         codec: how items become bytes: "msgpack" (default), "json", "bytes", "arrow-ipc", or an object with `name`,
             `encode` and `decode`. msgpack takes None, bool, int, float, str, bytes, and lists and dicts of them. Tuples
-            come back as lists. RayMQ itself never unpickles stored bytes.
+            come back as lists, in keys of dicts as tuples. RayMQ itself never unpickles stored bytes.
         accept: names of further codecs whose items `get` decodes. Plain bytes are always accepted.
         linger_ms: 0 (default) makes each `put` wait until its item is stored. Otherwise `put` returns at once and items
             travel in batches, at most this many milliseconds later. Items in flight are lost with the process, and a
