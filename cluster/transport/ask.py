@@ -61,7 +61,11 @@ def in_thread(call: Callable[[], Answer], name: str) -> Future[Answer]:
             # Without an answer its caller would wait for ever.
             answer.set_exception(error)
 
-    ClientThread(run, name).start()
+    try:
+        ClientThread(run, name).start()
+    except RuntimeError as error:
+        # At the limit of threads, and with Python 3.12 at the end of the program.
+        answer.set_exception(Unavailable(f"no thread could be started: {error}"))
     return answer
 
 

@@ -17,7 +17,7 @@ from raymq.cluster.produce.producer import Producer
 from raymq.cluster.transport import connection as connection_module
 from raymq.cluster.transport.ask import in_thread
 from raymq.cluster.transport.connection import FetchWatch
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
@@ -242,6 +242,16 @@ def test_a_call_in_a_thread_of_its_own_always_has_an_answer() -> None:
 
     answer: Future[int] = in_thread(call, "raymq-ask-0")
     assert isinstance(answer.exception(30), SystemExit)
+
+
+def test_a_call_for_which_no_thread_can_be_started_may_succeed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(ClientThread, "start", start)
+    assert isinstance(in_thread(lambda: 1, "raymq-ask-0").exception(0), Unavailable)
 
 
 def test_the_watch_over_fetches_outlives_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
