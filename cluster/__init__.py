@@ -15,6 +15,7 @@ new_topic        creates a topic on every shard
 cluster_record   the options that a cluster keeps from its first start, and the clusters of this user
 paths            paths and names of a cluster: data directory, run directory, actors
 arguments        checks of a caller's arguments
+client_thread    the threads of clients, which differ from those of the program
 forks            tells objects of this process from those made before a fork
 unclosed         base of clients with open connections
 event_wait       waits for an asyncio event, up to a timeout
@@ -22,6 +23,8 @@ messages/        the message model
 produce/         producers
 consume/         consumers
 queue/           `raymq.Queue` and its coordinator
+ray_data/        topics as datasets of Ray Data
+staged/          writes that are stored whole or not at all, from several processes
 controller/      the controller of a cluster, which watches its replicas
 transport/       the wire between clients and shards
 deploy/          the Ray under a cluster, and its actors

@@ -6,6 +6,7 @@ that its shard does not know, wherever the operation is interrupted.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ def add_queues(cluster: Cluster, topic: str, queues: int, *, break_key_order: bo
     facts = [each[topic] for each in known if topic in each]
     if not facts:
         raise Rejected(
-            f"topic {topic!r} does not exist: raymq topic create {topic} --queues {queues}",
+            f"topic {topic!r} does not exist: raymq topic create {shlex.quote(topic)} --queues {queues}",
             field="topic",
             limit="an existing topic",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -26,11 +27,40 @@ def check_number(
         raise Rejected(message, field=name, limit=limit)
 
 
+def wait_s(timeout: float | None) -> float | None:
+    """A timeout as waits of `threading` take it: None, no limit, also for more seconds than they can count.
+
+    Raises: Rejected for NaN and for what is no number.
+    """
+    if timeout is None:
+        return None
+    if not isinstance(timeout, Real) or timeout != timeout:
+        message = f"timeout is {timeout!r}; give seconds, or None to wait without limit"
+        raise Rejected(message, field="timeout", limit="seconds or None")
+    return None if timeout >= threading.TIMEOUT_MAX else float(timeout)
+
+
+def plain_int(value: Any) -> Any:
+    """An int in the place of another integer, such as numpy's: calls of shards take no others. Else the value."""
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if is_integer else value
+
+
 def check_text(name: str, value: Any) -> None:
     """Raises: Rejected unless `value` is text."""
     if not isinstance(value, str):
         message = f"{name} is {value!r}, a {type(value).__name__}; give text"
         raise Rejected(message, field=name, limit="str")
+    check_unicode(name, value)
+
+
+def check_unicode(name: str, value: str) -> None:
+    """Raises: Rejected for text with half of a surrogate pair, which UTF-8 cannot hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        message = f"{name} is {value!r}, with half of a surrogate pair; replace that character"
+        raise Rejected(message, field=name, limit="Unicode text") from None
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

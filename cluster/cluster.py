@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +18,8 @@ from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 from raymq.store.state.topics import SYSTEM_PREFIX
 
-from .arguments import clean_token, takes_options_of
+from . import forks
+from .arguments import clean_token, plain_int, takes_options_of
 from .consume.consumer_config import ConsumerConfig, ConsumerOptions
 from .new_topic import create_everywhere
 from .paths import ClusterPaths
@@ -51,7 +53,8 @@ class Cluster:
 
     A Cluster makes producers and consumers, and administers topics. Threads may share it. It pickles into Ray tasks and
     other processes, together with the cluster's token: treat a pickled handle as a password. As a context manager it
-    closes its connections, and stops the cluster only if the `start` that returned this handle started it.
+    closes its connections, and stops the cluster only if the `start` that returned this handle started it. A forked
+    child leaves both to its parent.
 
     Example:
         ```python
@@ -99,6 +102,7 @@ class Cluster:
         self.endpoints = dict(self.endpoints)
         self.replica_endpoints = dict(self.replica_endpoints)
         self._stop_on_exit = stop_on_exit
+        self._forks = forks.count
         self._lock = threading.Lock()
         self._connections: dict[int, Connection] = {}
         #: the routes of this handle's calls, if the leaders may change: they keep what was learned about them
@@ -109,7 +113,8 @@ class Cluster:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["_lock"], state["_connections"], state["_stop_on_exit"], state["_followed"]
+        for own in ("_lock", "_connections", "_stop_on_exit", "_followed", "_forks"):
+            del state[own]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -305,7 +310,7 @@ class Cluster:
             DeliveryUnknown: a shard did not make the topic durable within 15 s. The same call completes the creation.
         """
         spread = list(range(self.shards))
-        arguments: dict[str, Any] = {"name": name, "queues": queues, "shards": spread}
+        arguments: dict[str, Any] = {"name": name, "queues": plain_int(queues), "shards": spread}
         attributes = {CLEANUP_POLICY: COMPACTION} if compacted else {}
         if schema is not None:
             from .messages.topic_schema import to_json
@@ -350,7 +355,7 @@ class Cluster:
         """
         from .add_queues import add_queues
 
-        return add_queues(self, topic, queues, break_key_order=break_key_order)
+        return add_queues(self, topic, plain_int(queues), break_key_order=break_key_order)
 
     def add_column(self, topic: str, column: pa.Field) -> bool:
         """Give a topic's schema one more nullable column, while producers and consumers go on.
@@ -395,7 +400,7 @@ class Cluster:
         topics = self.topics()
         if name not in topics:
             raise Rejected(
-                f"topic {name!r} does not exist; create it: raymq topic create {name}",
+                f"topic {name!r} does not exist; create it: raymq topic create {shlex.quote(name)}",
                 field="topic",
                 limit=", ".join(topics) or "no topics",
             )
@@ -673,14 +678,19 @@ class Cluster:
         return stop(self.data_dir, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Close this handle's connections. The cluster continues, and the handle stays usable."""
+        """Close this handle's connections. The cluster continues, and the handle stays usable.
+
+        In a forked child it does nothing, because the connections are the parent's.
+        """
+        if self._is_inherited:
+            return
         with self._lock:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
 
     def __del__(self) -> None:
-        if self.__dict__.get("_connections"):
+        if self.__dict__.get("_connections") and not self._is_inherited:
             advice = "use it in a with block, or call close()"
             warn_unclosed(self, f"Cluster {self.name!r}", advice)
 
@@ -688,10 +698,15 @@ class Cluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._stop_on_exit:
+        if self._stop_on_exit and not self._is_inherited:
             self.stop()
         else:
             self.close()
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a forked child, and the handle was made in its parent."""
+        return forks.count != self._forks
 
     def call(
         self,

@@ -19,6 +19,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -282,7 +283,8 @@ def load_token(paths: ClusterPaths, files: Files) -> str:
         raise _token_refused(paths, fault) from error
 
     if mode & 0o077:
-        fault = f"has mode {mode:04o}: others can read the token. Run: chmod 600 {paths.token}"
+        again = f"chmod 600 {shlex.quote(str(paths.token))}"
+        fault = f"has mode {mode:04o}: others can read the token. Run: {again}"
         raise _token_refused(paths, fault)
     if not re.fullmatch(r"[0-9a-f]{64}", token):
         raise _token_refused(

@@ -7,6 +7,7 @@ others when the new one is complete (rule R17 of docs/design.md).
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -89,7 +90,8 @@ def running_ray(record: ClusterRecord, paths: ClusterPaths, files: Files) -> Ray
     """The Ray that the cluster runs in. Raises: Unavailable."""
     running = ray_host.running_target(paths, files)
     if running is None:
-        message = f"the Ray of cluster {record.name!r} does not run: raymq start {paths.data_dir}"
+        again = f"raymq start {shlex.quote(str(paths.data_dir))}"
+        message = f"the Ray of cluster {record.name!r} does not run: {again}"
         raise Unavailable(message, path=paths.data_dir)
     return running
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -311,7 +312,7 @@ class _Start(_LockedCall):
             if fault is not None and why_unhealthy() is None:
                 raise Unavailable(
                     f"Ray at {target.address} does not answer: {fault}. End it with `raymq stop "
-                    f"{self._paths.data_dir}`",
+                    f"{shlex.quote(str(self._paths.data_dir))}`",
                     address=target.address,
                 )
 
@@ -652,7 +653,8 @@ def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cl
     record = cluster_record.load_record(paths, files)
     if record is None:
         raise Rejected(
-            f"{paths.data_dir} is not the data directory of a cluster: start it with raymq start {paths.data_dir}",
+            f"{paths.data_dir} is not the data directory of a cluster: start it with raymq start "
+            f"{shlex.quote(str(paths.data_dir))}",
             field="target",
         )
 

@@ -6,7 +6,7 @@ import logging
 
 from raymq.cluster.consume.queue_ranges import QueueRange, split_ranges
 
-from .offsets import TopicQueue, check_ends, resolve
+from .offsets import TopicQueue, check_ends, check_order, resolve
 from .pushed_filters import PushedFilters
 from .queue_lookup import QueueLookup
 from .source_options import SourceOptions
@@ -38,6 +38,8 @@ def plan_batch(
     fail = options.fail_on_data_loss
     first = check_ends(first, queues, option=starting.option, fail_on_data_loss=fail)
     last = check_ends(last, queues, option=ending.option, fail_on_data_loss=fail)
+
+    check_order(starting, first, ending, last)
 
     ranges = [
         QueueRange(*queue, queues[queue].shard, first[queue], last[queue])

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from raymq.cluster.messages.queue_split import numbered
+from raymq.cluster.messages.queue_split import numbered, start_of
+from raymq.cluster.messages.row_numbers import renumbered
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt
 from raymq.cluster.produce.send_future import BatchFuture
@@ -114,10 +115,18 @@ class DirectWrite(NamedTuple):
             epoch=attempt.epoch,
             acks=self.acks,
         )
+
         with closing(sender):
             task = _Task(self, cluster, partition, attempt, sender)
             for row, batch in numbered(batches, partition):
-                parts = by_queue(batch, {self.topic: target}, topic=self.topic, first_row=row)
+                parts = by_queue(
+                    batch,
+                    {self.topic: target},
+                    topic=self.topic,
+                    first_row=row,
+                    of=f"of partition {partition}",
+                    start=start_of(row, partition),
+                )
                 for _, queue_id, rows in parts:
                     task.write(queue_id, rows)
             return task.finish()
@@ -206,7 +215,7 @@ class _Task:
             self._complete()
 
     def _repeat(self, queue_id: int, first_sequence: int, rows: pa.RecordBatch) -> None:
-        receipt = self._sender.send(self._write.topic, queue_id, rows).result()
+        receipt = self._stored(queue_id, self._sender.send(self._write.topic, queue_id, rows))
         if self._write.verify:
             where = (receipt.topic, queue_id, receipt.shard)
             offsets = (receipt.first_offset, receipt.last_offset)
@@ -219,8 +228,19 @@ class _Task:
 
     def _complete(self) -> None:
         queue_id, receipt = self._under_way.popleft()
+        stored = self._stored(queue_id, receipt)
         # Rows that count as duplicates here were sent twice by this attempt.
-        self._add(queue_id, receipt.result(), duplicates=0)
+        self._add(queue_id, stored, duplicates=0)
+
+    def _stored(self, queue_id: int, receipt: BatchFuture) -> BatchReceipt:
+        """The receipt of a batch. Raises: as the shard; a row that it refuses counts in the batch."""
+        try:
+            return receipt.result()
+        except Rejected as error:
+            if error.fields.get("row") is None:
+                raise
+            of = f"of a batch of partition {self._partition} for queue {queue_id}"
+            raise renumbered(error, error.fields["row"], of) from None
 
     def _add(self, queue_id: int, stored: BatchReceipt, *, duplicates: int) -> None:
         where = (self._partition, queue_id, stored.shard)

@@ -115,7 +115,7 @@ def parse_assignment(option: str, text: str) -> tuple[TopicQueue, ...]:
 def _parse_object(option: str, text: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _malformed(option, f"it is not JSON ({error})", example, text) from None
     if not isinstance(found, dict) or not found:
         raise _malformed(option, "it is not a JSON object with a topic", example, text)
@@ -167,6 +167,24 @@ def resolve(
             )
         found[queue] = ends.end if offset is None else offset
     return found
+
+
+def check_order(starting: Position, first: Offsets, ending: Position, last: Offsets) -> None:
+    """Refuse a batch that ends before it begins, which would have no row. Raises: Rejected.
+
+    An offset and a time are not compared: a batch of what came after an offset until a time may well be empty.
+    """
+    if starting.kind != ending.kind:
+        return
+    for queue, offset in first.items():
+        if last[queue] < offset:
+            raise Rejected(
+                f"{ending.option}: topic {queue.topic} queue {queue.queue_id} ends at {last[queue]}, before "
+                f"{starting.option}, which is {offset} there; give an end at the start or after it",
+                field=ending.option,
+                limit=offset,
+                found=last[queue],
+            )
 
 
 def _check_same_queues(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
-from raymq.cluster.messages.queue_split import numbered
+from raymq.cluster.messages.queue_split import numbered, start_of
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
@@ -202,11 +202,19 @@ def _staging_task(
         if filled is None:
             return
         with StagedWriter(Routes.of(cluster)) as writer:
-            for row, batch in numbered(filled, partition_of_task()):
-                for name, queue_id, part in by_queue(
-                    batch, found, topic=topic, first_row=row, takes_later=True
-                ):
-                    writer.write(name, queue_id, part)
+            partition = partition_of_task()
+            for row, batch in numbered(filled, partition):
+                parts = by_queue(
+                    batch,
+                    found,
+                    topic=topic,
+                    first_row=row,
+                    takes_later=True,
+                    of=f"of partition {partition}",
+                    start=start_of(row, partition),
+                )
+                for part in parts:
+                    writer.write(*part)
             staged = writer.finish()
         yield pa.record_batch([pa.array([json.dumps(staged.to_json())])], names=["staged"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def targets(topics: Mapping[str, Mapping[str, Any]], topic: str | None) -> dict[
     """The topics to which rows may go, by name. Raises: Rejected if `topic`, that of all rows, does not exist."""
     if topic is not None and topic not in topics:
         raise Rejected(
-            f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
+            f"topic {topic!r} does not exist; create it: raymq topic create {shlex.quote(topic)}",
             field="topic",
             limit="an existing topic",
             found=topic,

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from raymq.cluster.messages.queue_split import numbered
+from raymq.cluster.messages.queue_split import numbered, start_of
 from raymq.cluster.staged.committer import Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
@@ -101,9 +101,16 @@ class _RowWriter:
 
     def _stage(self, cluster: Cluster, batches: Iterator[pa.RecordBatch]) -> str:
         with StagedWriter(Routes.of(cluster)) as writer:
-            for row, batch in numbered(batches, partition_of_task()):
+            partition = partition_of_task()
+            for row, batch in numbered(batches, partition):
                 parts = by_queue(
-                    batch, self._targets, topic=self._options.topic, first_row=row, takes_later=True
+                    batch,
+                    self._targets,
+                    topic=self._options.topic,
+                    first_row=row,
+                    takes_later=True,
+                    of=f"of partition {partition}",
+                    start=start_of(row, partition),
                 )
                 for topic, queue_id, rows in parts:
                     writer.write(topic, queue_id, rows)

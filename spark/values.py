@@ -9,10 +9,12 @@ import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
 from raymq.cluster.messages.codecs import ArrowIpcCodec
+from raymq.cluster.messages.row_numbers import renumbered
 from raymq.cluster.messages.topic_schema import SPARK_TYPES, from_json, spark_type, to_json
 from raymq.store.base.errors import Rejected
 
 from .sink_columns import COLUMNS
+from .task_batches import partition_of_task
 
 ValueCodec = Literal["json", "arrow-ipc"]
 CODECS = ("json", "arrow-ipc")
@@ -217,8 +219,14 @@ def _ipc_encoder(kept: list[str], names: list[str]) -> Any:
 def _ipc_decoder(names: list[str], schema: pa.Schema) -> Any:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         codec = ArrowIpcCodec()
+        first_row = 0
         for batch in batches:
-            found = _ipc_rows(codec, batch.column("value"), schema)
+            try:
+                found = _ipc_rows(codec, batch.column("value"), schema)
+            except Rejected as error:
+                of = f"of partition {partition_of_task()}"
+                raise renumbered(error, first_row + error.fields["row"], of) from None
+            first_row += batch.num_rows
             columns = [
                 found.column(name).combine_chunks()
                 if name in found.schema.names

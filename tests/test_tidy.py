@@ -387,6 +387,24 @@ def test_a_package_has_one_line_for_each_of_its_modules():
     assert not found, f"a module has no line, several, or a line without a module: {found}"
 
 
+def test_a_package_names_its_folders_and_so_does_the_design():
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.search(r"^Inside `cluster/`:\n(.*?)\n\n\w", design, re.MULTILINE | re.DOTALL)
+    assert rows is not None
+    folders = {path.parent.name for path in (ROOT / "cluster").glob("*/__init__.py")}
+    assert set(re.findall(r"`(\w+)/`", rows[1])) == folders
+    own = (ROOT / "cluster" / "__init__.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"^(\w+)/ ", own, re.MULTILINE)) == folders
+
+    found = []
+    for path in (path for path, _ in sources(*PARTS) if path.endswith("__init__.py")):
+        named = re.findall(r"\w+", (ROOT / path).read_text(encoding="utf-8"))
+        inside = {each.parent.name for each in (ROOT / path).parent.glob("*/__init__.py")}
+        if not inside <= set(named):
+            found.append(f"{path}: {sorted(inside - set(named))}")
+    assert not found, f"a folder has no line: {found}"
+
+
 def test_a_function_begins_its_docstring_with_its_verb_or_its_result():
     section = re.compile(
         "(?:Args|Callers?|Durable|Invariant|Raises|Returns|Source|Threads):|Needs "

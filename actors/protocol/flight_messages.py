@@ -26,10 +26,12 @@ from __future__ import annotations
 import json
 import struct
 from array import array
+from numbers import Integral
 from typing import Any
 
 import pyarrow as pa
 
+from raymq.store.base.errors import Rejected
 from raymq.store.records.requests import PutOutcome
 
 PUT, FETCH, REPLICATE = "put", "fetch", "replicate"
@@ -61,8 +63,19 @@ ACK_TEMPLATE = (
 )
 
 
+def _plain(value: Any) -> int:
+    """An integer of another type, such as numpy's, as JSON takes it. Raises: Rejected for anything else."""
+    if isinstance(value, Integral):
+        return int(value)
+    raise Rejected(
+        f"{value!r} is {type(value).__name__}, which no call takes; give numbers and texts",
+        field="arguments",
+        limit="numbers and texts",
+    )
+
+
 #: one for all calls: with `separators`, `json.dumps` makes a new one for each
-_JSON = json.JSONEncoder(separators=(",", ":"))
+_JSON = json.JSONEncoder(separators=(",", ":"), default=_plain)
 
 
 def pack(value: dict[str, Any]) -> bytes:

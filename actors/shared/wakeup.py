@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import select
+import shlex
 import socket
 import stat
 import threading
@@ -144,6 +145,7 @@ def _check_private(path: str) -> None:
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise Unavailable(
-            f"{path} has mode {stat.S_IMODE(status.st_mode):o}; it must be 700: chmod 700 {path}",
+            f"{path} has mode {stat.S_IMODE(status.st_mode):o}; it must be 700: chmod 700 "
+            f"{shlex.quote(str(path))}",
             path=path,
         )

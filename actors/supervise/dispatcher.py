@@ -344,10 +344,12 @@ class Dispatcher:
         slices: list[FetchSlice] = []
         budget, left = request.max_bytes, len(request.offsets)
 
-        for queue_id, offset in request.offsets.items():
+        for queue_id, offset in self._in_turn(request):
+            # An equal share of what is left: what one queue does not need is for those after it.
+            share = max(budget // left, 1)
             left -= 1
             try:
-                fetched = self._read_queue(request, queue_id, offset, max(budget, 1))
+                fetched = self._read_queue(request, queue_id, offset, share)
             except (OffsetOutOfRange, Corrupt) as error:
                 low, high = self._store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
@@ -360,6 +362,28 @@ class Dispatcher:
                     break
 
         return slices
+
+    def _in_turn(self, request: FetchRequest) -> list[tuple[int, int]]:
+        """The queues of a request with their offsets: those without messages, the first one with some, then the fewest.
+
+        So a busy queue does not keep the messages of quiet ones back, and gets the bytes that they do not need. The
+        request's first queue changes, so that large messages of others cannot keep one back for ever.
+        """
+        queues = list(request.offsets.items())
+        if len(queues) == 1:
+            return queues
+
+        counts = {queue: self._messages_of(request.topic, *queue) for queue in queues}
+        filled = [queue for queue in queues if counts[queue] > 0]
+        order = [queue for queue in queues if counts[queue] <= 0]
+        return [*order, *filled[:1], *sorted(filled[1:], key=counts.__getitem__)]
+
+    def _messages_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """How many messages a queue has from an offset on; less than 1 also if it cannot be read."""
+        try:
+            return self._store.queue_range(topic, queue_id)[1] - offset
+        except (OffsetOutOfRange, Corrupt):
+            return 0
 
     def _read_queue(
         self, request: FetchRequest, queue_id: int, offset: int, max_bytes: int

@@ -83,7 +83,7 @@ def of_line(line: bytes, number: int) -> PutBack | None:
         if "kind" in given:
             return _of_dump(given) if given["kind"] == "msg" else None
         return _of_message(given)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         message = f"line {number} is not a message: {error}"
         raise Rejected(message, field="line", row=number) from error
 

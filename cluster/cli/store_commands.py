@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -57,7 +58,9 @@ def dump(options: argparse.Namespace, console: Console) -> int:
             console.json(item)
             faults += item.get("errors", 0) if item.get("kind") == "end" else 0
     if faults:
-        console.note(f"{faults} faults; see raymq store verify {options.directory}")
+        console.note(
+            f"{faults} faults; see raymq store verify {shlex.quote(str(options.directory))}"
+        )
     return EXIT_FAULT if faults else EXIT_OK
 
 

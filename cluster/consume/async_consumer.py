@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sized
 from typing import TypeVar
 
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.arguments import takes_options_of, wait_s
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.event_wait import set_within
 from raymq.cluster.messages.received import ReceivedMessage
@@ -94,8 +95,12 @@ class AsyncConsumer(OpenClient):
         self._cluster = cluster
         self._clock = clock
         self._options = options
+        #: the event loop of the first call
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Task[Consumer] | None = None
         self._consumer: Consumer | None = None
+        #: the same, also when the loop ended while it was made
+        self._made: Consumer | None = None
         #: set after a fetch, a failure or the end, and when a wait is over
         self._changed = asyncio.Event()
         self._closed = False
@@ -111,6 +116,14 @@ class AsyncConsumer(OpenClient):
     async def _open(self) -> Consumer:
         if self._closed:
             raise Rejected("the consumer is closed", field="consumer", limit="open")
+        if self._is_elsewhere():
+            raise Rejected(
+                "this consumer is used in another event loop; make one in each, and close this one",
+                field="loop",
+                limit="one event loop",
+            )
+
+        self._loop = asyncio.get_running_loop()
         if self._consumer is not None:
             return self._consumer
         if self._opening is None:
@@ -123,10 +136,12 @@ class AsyncConsumer(OpenClient):
                 self._opening = None
             raise
 
+    def _is_elsewhere(self) -> bool:
+        """Whether another event loop used it first."""
+        return self._loop not in (None, asyncio.get_running_loop())
+
     async def _make(self) -> Consumer:
-        consumer = await asyncio.to_thread(
-            Consumer, self._cluster, self.topic, clock=self._clock, **self._options
-        )
+        consumer = await asyncio.to_thread(self._make_in_thread)
         consumer.name = type(self).__name__
         loop, changed = asyncio.get_running_loop(), self._changed
 
@@ -139,25 +154,37 @@ class AsyncConsumer(OpenClient):
         self._consumer = consumer
         return consumer
 
+    def _make_in_thread(self) -> Consumer:
+        made = self._made = Consumer(self._cluster, self.topic, clock=self._clock, **self._options)
+        if self._closed:
+            # The loop that waited for it has ended.
+            made.close()
+        return made
+
     # --- reading ----------------------------------------------------------------------------------
 
-    async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
+    async def poll(
+        self, max_records: int = 500, timeout: float | None = 1.0
+    ) -> list[ReceivedMessage]:
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none; None: without limit.
 
         Raises: as `Consumer.poll`.
         """
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll(max_records, 0), timeout)
 
-    async def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
+    async def poll_batch(
+        self, max_records: int = 10_000, timeout: float | None = 1.0
+    ) -> pa.RecordBatch:
         """Like `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
         consumer = await self._open()
         return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
 
-    async def _wait(self, poll: Callable[[], _Found], timeout: float) -> _Found:
+    async def _wait(self, poll: Callable[[], _Found], timeout: float | None) -> _Found:
         """The result of `poll`, once it is not empty or the time is up."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout
+        limit_s = wait_s(timeout)
+        deadline_s = loop.time() + (math.inf if limit_s is None else limit_s)
         while True:
             self._changed.clear()
             found = poll()
@@ -240,8 +267,16 @@ class AsyncConsumer(OpenClient):
     # --- end --------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it, too."""
+        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it, too.
+
+        Any event loop may call it.
+        """
         self._closed = True
+        if self._is_elsewhere():
+            # The tasks of the other loop may never end: it may be closed.
+            if self._made is not None:
+                await asyncio.to_thread(self._made.close)
+            return
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

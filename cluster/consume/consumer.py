@@ -7,13 +7,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.cluster import forks
-from raymq.cluster.arguments import check_choice, check_number, check_offsets, takes_options_of
+from raymq.cluster.arguments import (
+    check_choice,
+    check_number,
+    check_offsets,
+    plain_int,
+    takes_options_of,
+    wait_s,
+)
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import message_batch, value_batch, value_schema
 from raymq.cluster.messages.message import queue_offsets
@@ -168,6 +176,7 @@ class Consumer(OpenClient):
             side = 0 if start == "earliest" else 1
             return found | {queue_id: ranges[queue_id][side] for queue_id in missing}
         self._state.chosen.update(missing)
+        start = plain_int(start)
         if isinstance(start, int):
             check_offsets(dict.fromkeys(missing, start))
             return found | dict.fromkeys(missing, start)
@@ -175,6 +184,18 @@ class Consumer(OpenClient):
             check_offsets({queue_id: start[queue_id] for queue_id in missing})
             return found | {queue_id: int(start[queue_id]) for queue_id in missing}
 
+        if isinstance(start, Mapping):
+            texts = [each for each in start if not isinstance(each, Integral)]
+            fault = f"names the queues {sorted(start, key=str)}, and lacks some of {missing}"
+            if texts:
+                fault = (
+                    f"has the key {texts[0]!r}, a {type(texts[0]).__name__}; queue ids are numbers"
+                )
+            raise Rejected(
+                f"start {fault}: give {{queue_id: offset}} with each of {missing}, or 'earliest' or 'latest'",
+                field="start",
+                limit=_START_HELP,
+            )
         why = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
         raise Rejected(
             f"{why} for the queues {missing} of {self.topic}, and start is {start!r}: use {_START_HELP}",
@@ -240,8 +261,8 @@ class Consumer(OpenClient):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[ReceivedMessage]:
-        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none.
+    def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[ReceivedMessage]:
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none; None: without limit.
 
         Raises:
             OffsetOutOfRange: a queue does not hold the offset to read.
@@ -263,7 +284,7 @@ class Consumer(OpenClient):
             self._return_to_unread(taken)
             raise
 
-    def poll_batch(self, max_records: int = 10_000, timeout: float = 1.0) -> pa.RecordBatch:
+    def poll_batch(self, max_records: int = 10_000, timeout: float | None = 1.0) -> pa.RecordBatch:
         """Like `poll`, but returns Arrow columns of one queue.
 
         The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. If the topic had a schema
@@ -298,7 +319,7 @@ class Consumer(OpenClient):
             if message is not None:
                 yield message
 
-    def next_message(self, timeout: float = 1.0) -> ReceivedMessage | None:
+    def next_message(self, timeout: float | None = 1.0) -> ReceivedMessage | None:
         """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
         if not self._iterating and not self._begin_iterating(timeout):
             return None
@@ -309,7 +330,7 @@ class Consumer(OpenClient):
         del self._iterating[0]
         return message
 
-    def _begin_iterating(self, timeout: float) -> bool:
+    def _begin_iterating(self, timeout: float | None) -> bool:
         """Take the next messages for iteration. Returns: whether there are any."""
         taken: list[FetchedRecords] = []
         try:
@@ -333,7 +354,7 @@ class Consumer(OpenClient):
         self,
         taken: list[FetchedRecords],
         max_records: int,
-        timeout: float,
+        timeout: float | None,
         *,
         ready_only: bool = False,
     ) -> FetchedRecords | None:
@@ -342,6 +363,7 @@ class Consumer(OpenClient):
         Args: `taken`: a list to which they are added. An interrupt may prevent the return.
         """
         check_number("max_records", max_records, 1)
+        timeout = wait_s(timeout)
         self._check_process()
 
         state = self._state
@@ -374,10 +396,18 @@ class Consumer(OpenClient):
                 state.ahead[fetched.shard] -= 1
             self._positions[fetched.queue_id] = fetched.next_offset
             taken += (fetched,)
+            if rest is not None and self._is_only(rest):
+                # Queues take turns: a busy one does not keep the messages of others back.
+                state.unread.rotate(-1)
 
             if not state.ahead[fetched.shard]:
                 state.notify()
             return fetched
+
+    def _is_only(self, fetched: FetchedRecords) -> bool:
+        """Whether these are all that is unread of their queue. Needs the lock."""
+        queue_id = fetched.queue_id
+        return sum(each.queue_id == queue_id for each in self._state.unread) == 1
 
     def _return_to_unread(self, taken: list[FetchedRecords]) -> None:
         """Undo calls of `_next`."""

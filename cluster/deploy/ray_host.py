@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def find_ray(paths: ClusterPaths, address: str | None, files: Files) -> RayTarge
         if recorded.owned is not None:
             message = (
                 f"{paths.data_dir} already runs in its own Ray at {recorded.address}, not in {wanted}. Stop it first: "
-                f"raymq stop {paths.data_dir}"
+                f"raymq stop {shlex.quote(str(paths.data_dir))}"
             )
             raise Rejected(message, field="address", limit=recorded.address)
 

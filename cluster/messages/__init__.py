@@ -8,6 +8,7 @@ codecs           values as bodies: bytes, json, msgpack, arrow-ipc
 partitioner      the queue of a key
 write_columns    the columns that Spark and Ray Data write, and rows by topic and queue
 queue_split      rows of one topic, by queue
+row_numbers      the numbers of rows in errors, as a user counts them
 delivery_times   delivery times of many rows as properties
 topic_schema     the schema of a topic: its types and its JSON
 column_text      a column of a schema as text, for the command line

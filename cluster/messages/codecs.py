@@ -60,13 +60,21 @@ class JsonCodec:
         """Encode as JSON. NaN and infinities are refused: other JSON readers do not take them."""
         try:
             text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            return text.encode()
+        except UnicodeEncodeError as error:
+            why = "it has half of a surrogate pair, which UTF-8 cannot hold; replace that character"
+            raise _wrong(self.name, value, why) from error
+        except RecursionError as error:
+            raise _wrong(self.name, value, "it is nested too deeply") from error
         except (TypeError, ValueError) as error:
             raise _wrong(self.name, value, str(error)) from error
-        return text.encode()
 
     def decode(self, body: bytes) -> Any:
         """Decode JSON."""
-        return json.loads(body)
+        try:
+            return json.loads(body)
+        except RecursionError as error:
+            raise ValueError("the body is nested too deeply") from error
 
 
 class MsgpackCodec:
@@ -86,7 +94,7 @@ class MsgpackCodec:
             ) from error
 
     def encode(self, value: Any) -> bytes:
-        """Like msgpack.packb: strings become UTF-8, tuples become lists."""
+        """Like msgpack.packb: strings become UTF-8, tuples become lists, but tuples in keys of maps come back."""
         own = self._own
         try:
             # One packer per thread: making one costs more than using it.
@@ -101,7 +109,13 @@ class MsgpackCodec:
 
     def decode(self, body: bytes) -> Any:
         """Like msgpack.unpackb. Map keys may have any type that can be packed."""
-        return self._msgpack.unpackb(body, strict_map_key=False)
+        try:
+            return self._msgpack.unpackb(body, strict_map_key=False)
+        except TypeError:
+            # A list is no key. Most bodies have none, so that this costs nothing.
+            return self._msgpack.unpackb(
+                body, strict_map_key=False, object_pairs_hook=_with_tuple_keys
+            )
 
 
 class ArrowIpcCodec:
@@ -113,6 +127,11 @@ class ArrowIpcCodec:
         """Encode a RecordBatch or Table with its schema."""
         if not isinstance(value, pa.RecordBatch | pa.Table):
             raise _wrong(self.name, value, "give a RecordBatch or Table")
+        try:
+            # `decode` refuses what is not valid, and a Queue would have removed the item by then.
+            value.validate(full=True)
+        except pa.ArrowException as error:
+            raise _wrong(self.name, value, f"its rows are not valid: {error}") from error
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, value.schema) as writer:
             writer.write(value)
@@ -128,6 +147,15 @@ class ArrowIpcCodec:
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise ValueError(f"the body is not a valid Arrow IPC stream: {error}") from error
         return table
+
+
+def _with_tuple_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A map of pairs whose keys may be lists, which were tuples."""
+    return {_as_key(key): value for key, value in pairs}
+
+
+def _as_key(key: Any) -> Any:
+    return tuple(map(_as_key, key)) if isinstance(key, list) else key
 
 
 _KINDS: tuple[type[Codec], ...] = (BytesCodec, JsonCodec, MsgpackCodec, ArrowIpcCodec)

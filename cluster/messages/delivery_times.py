@@ -1,4 +1,4 @@
-"""Delivery times of many rows as the properties of messages for later."""
+"""Delivery times: which are taken for a mistake, and those of many rows as properties of messages for later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from raymq.store.base.errors import Rejected
 from raymq.store.delay.delay_hook import DELIVER_MS, out_time_ms
 from raymq.store.delay.timer_rule import OUT_MS
 
-#: unit of a timestamp -> so many of it are a millisecond
+#: 2001-01-01: an earlier time is one in seconds that was taken for milliseconds
+EARLIEST_MS = 978_307_200_000
+
+#: unit of a timestamp -> so many of it are a second, or a millisecond
+_PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 #: no timer reaches so far: later times become this one, which the shard can read and refuses
 _MS_MAX = 1000 << 40
@@ -25,7 +29,7 @@ def encode_times(times: pa.Array) -> pa.Array:
 
     The shard refuses a time that is further away than its timers reach.
 
-    Raises: Rejected, with field and row: no timestamp with a time zone, or a time before 1970.
+    Raises: Rejected, with field and row: no timestamp with a time zone, or a time before 2001.
     """
     if not is_time(times.type):
         raise Rejected(
@@ -35,16 +39,18 @@ def encode_times(times: pa.Array) -> pa.Array:
             found=str(times.type),
         )
     values: Int64s = times.cast(pa.int64()).fill_null(0).to_numpy()
-    if (values < 0).any():
-        row = int(np.argmax(values < 0))
+    earliest = EARLIEST_MS // 1000 * _PER_S[times.type.unit]
+    is_early = (values < earliest) & times.is_valid().to_numpy(zero_copy_only=False)
+    if is_early.any():
+        row = int(np.argmax(is_early))
         message = (
-            f"row {row}: deliver_at is before 1970; use null for a row that readers get at once"
+            f"row {row}: deliver_at is before 2001, as a time in seconds is that was taken for milliseconds; use null "
+            "for a row that readers get at once"
         )
-        raise Rejected(message, field="deliver_at", limit="1970 or later", row=row)
+        raise Rejected(message, field="deliver_at", limit="2001 or later", row=row)
 
     deliver_ms = _milliseconds(values, times.type.unit)
-    # What is before the first second of 1970 is due at its end.
-    out_ms = np.maximum(out_time_ms(deliver_ms), 0)
+    out_ms = out_time_ms(deliver_ms)
     found = pc.binary_join_element_wise(
         pa.scalar(f"{DELIVER_MS}\x01".encode()),
         _as_text(deliver_ms),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.cluster.arguments import check_text
+from raymq.cluster.arguments import check_text, check_unicode
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
 from raymq.store.records.producer_stamp import STAMP_BYTES
@@ -112,6 +112,7 @@ def property_bytes(
                 field="tag",
                 limit="text without \\x01, \\x02",
             )
+        check_unicode("tag", tag)
         tag_bytes = len(tag.encode()) + len(TAGS) + 2
     check_properties_size(len(parts) + tag_bytes, "key, tag and properties")
     return parts or None

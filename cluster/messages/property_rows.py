@@ -25,11 +25,11 @@ _SYSTEM = pa.array([each.encode() for each in sorted(SYSTEM_PROPERTIES)], pa.bin
 def encode_rows(columns: Mapping[str, pa.Array]) -> pa.Array:
     """The encoded properties of each row; null for a row without any.
 
-    Args: `columns`: name -> maps of names and values, or lists of structs `key` and `value`, text or binary. Of two
-    pairs of one name in a row the later value counts, in the place of the first. Columns come one after the other.
+    Args: `columns`: name -> maps of names and values, or lists of structs `key` and `value`, text or binary. If two
+    columns have a pair of one name, the later value counts, in the place of the first. They come one after the other.
     The pairs of a map have no order of their own, and come by name. So the same row gives the same bytes.
     Raises: Rejected, with field and row: a name of the system, a name or value that is null, empty, not UTF-8 or has
-    a separator.
+    a separator, and two pairs of one name in a column. RocketMQ's properties are a map of texts.
     """
     found = [_Pairs.of(field, column) for field, column in columns.items()]
     odd = _odd_rows(found)
@@ -108,7 +108,7 @@ class _Pairs(NamedTuple):
 
 
 def _odd_rows(columns: list[_Pairs]) -> Bools:
-    """The rows with a pair that is refused, or that replaces an earlier one: they are rare, and encoded one by one."""
+    """The rows with a pair that is refused, or that has the name of another: they are rare, and encoded one by one."""
     is_odd = np.zeros(len(columns[0].edges) - 1, dtype=np.bool_)
     rows = np.concatenate([each.rows() for each in columns])
     values = np.concatenate([_odd_texts(each.values) for each in columns])
@@ -152,6 +152,7 @@ def _encoded_row(columns: list[_Pairs], row: int) -> bytes:
     """The properties of a row, with every check. Raises: Rejected."""
     found: dict[str, tuple[str, str]] = {}
     for pairs in columns:
+        own: set[str] = set()
         for raw_name, raw_value in pairs.of_row(row):
             name, value = _decoded(raw_name), _decoded(raw_value)
             if name is None or value is None:
@@ -164,6 +165,14 @@ def _encoded_row(columns: list[_Pairs], row: int) -> bytes:
                 limit = "not a system property"
                 raise Rejected(message, field=pairs.field, limit=limit, row=row)
 
+            if name in own:
+                message = (
+                    f"row {row}: two pairs of {pairs.field} have the key {name!r}, and a message has one property of "
+                    f"a name; join their values, or number the keys ({name}, {name}.2)"
+                )
+                raise Rejected(message, field=pairs.field, limit="one of a key", row=row)
+
+            own.add(name)
             found[name] = (value, pairs.field)
     return b"".join(
         _encoded_pair(name, value, field, row) for name, (value, field) in found.items()
@@ -171,6 +180,13 @@ def _encoded_row(columns: list[_Pairs], row: int) -> bytes:
 
 
 def _encoded_pair(name: str, value: str, field: str, row: int) -> bytes:
+    if name and not value:
+        # A null is an empty one here.
+        message = (
+            f"row {row}: property {name!r} has an empty value, or null, which a property cannot hold; leave it out of "
+            f"{field}, or give it a text"
+        )
+        raise Rejected(message, field=field, limit="non-empty", row=row)
     try:
         return encode({name: value})
     except Rejected as error:

@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
 from raymq.store.records.binary_columns import value_offsets
-from raymq.store.records.record import PUT_SCHEMA
+from raymq.store.records.record import PUT_SCHEMA, check_put
 
 from .keys import key_properties
 from .partitioner import queues_of
 from .property_rows import joined_properties
+from .row_numbers import renumbered
 from .topic_values import TopicValues
 
 #: so many neighbours without a key go to one queue
@@ -23,11 +24,14 @@ TURN_ROWS = 10_000
 #: bytes of a piece of one queue's rows, if they are not one row
 PIECE_BYTES = 16 << 20
 
+#: what the check of rows does not look at: sender and shard do
+_ANY_TOPIC, _ANY_SIZE = "rows", 2**31 - 1
+
 
 def numbered(
     batches: Iterable[pa.RecordBatch], partition: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batches of a task, each with the number of its first row. Tasks begin with different queues.
+    """The batches of a task, each with the number of its first row for `split`. Tasks begin with different queues.
 
     The numbers do not depend on the size of the batches: a repeated task, whose batches may be others, gives each row
     the same number.
@@ -36,6 +40,11 @@ def numbered(
     for batch in batches:
         yield row, batch
         row += batch.num_rows
+
+
+def start_of(first_row: int, partition: int) -> int:
+    """The number of a row among those of its task. Args: `first_row`: as `numbered` gives it."""
+    return first_row - partition * TURN_ROWS
 
 
 def split(
@@ -52,7 +61,8 @@ def split(
     Args: `first_row`: the number of the first row, which chooses the queue of rows without a key (`numbered`).
     `values`: of the topic. `properties`: the encoded ones of each row besides its key. `numbers`: those of the rows in
     their batch, by default their places.
-    Raises: Rejected for a queue out of range, or a value that the topic does not take, such as null.
+    Raises: Rejected for a queue out of range, a value that the topic does not take, such as null, or a row that the log
+    cannot hold.
     """
     count = batch.num_rows
     if not count:
@@ -100,6 +110,13 @@ def split(
     order = np.argsort(queue_of_row, kind="stable")
     taken = table.take(pa.array(order))
     taken = pa.record_batch(taken.columns, schema=PUT_SCHEMA)
+    try:
+        # A later check would count in the rows of one queue.
+        check_put(_ANY_TOPIC, taken, max_message_bytes=_ANY_SIZE)
+    except Rejected as error:
+        if error.fields.get("row") is None:
+            raise
+        raise renumbered(error, int(places[order[error.fields["row"]]])) from None
     edges = np.searchsorted(queue_of_row[order], np.arange(queues + 1))
 
     for queue_id in range(queues):

@@ -19,6 +19,7 @@ from .delivery_times import encode_times
 from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS
 from .property_rows import encode_rows, joined_properties
 from .queue_split import split
+from .row_numbers import renumbered
 from .topic_values import TopicValues
 
 #: the columns that `split` takes, besides those of the value, with the type of one that is absent
@@ -54,6 +55,8 @@ def by_queue(
     topic: str | None,
     first_row: int,
     takes_later: bool = False,
+    of: str = "",
+    start: int = 0,
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """Split rows into (topic, queue id, rows as PUT_SCHEMA), in row order within each queue.
 
@@ -61,10 +64,27 @@ def by_queue(
 
     Args: `batch`: the value or the columns of a schema, and optionally key, tag, partition, topic, properties, headers,
     index_keys and deliver_at. `found`: topic -> its queues and values. `topic`: of all rows; None: each row names its
-    own. `first_row`: see `split`. `takes_later`: whether rows may have a delivery time.
+    own. `first_row`: see `split`. `takes_later`: whether rows may have a delivery time. `of`, `start`: for errors, what
+    has the rows, such as "of partition 3", and the number of the batch's first row in it.
     Raises: Rejected, with field and row, for a value that the topic does not take, such as null, an unknown topic or
     a queue out of range.
     """
+    try:
+        yield from _by_queue(batch, found, topic, first_row, takes_later)
+    except Rejected as error:
+        if error.fields.get("row") is None:
+            raise
+        raise renumbered(error, start + error.fields["row"], of) from None
+
+
+def _by_queue(
+    batch: pa.RecordBatch,
+    found: Mapping[str, SinkTopic],
+    topic: str | None,
+    first_row: int,
+    takes_later: bool,
+) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """`by_queue`, with rows numbered as in the batch."""
     later = _later(batch)
     if later is not None and not takes_later:
         refuse_later()
@@ -76,11 +96,16 @@ def by_queue(
     topics = batch.column("topic").cast(pa.string())
     for name in pc.unique(topics).to_pylist():
         if name not in found:
-            message = f"a row has the topic {name!r}, which does not exist; create it first"
-            raise Rejected(message, field="topic", limit="an existing topic", found=name)
+            row = pc.index(
+                topics.is_null() if name is None else pc.equal(topics, name), True
+            ).as_py()
+            message = f"row {row} has the topic {name!r}, which does not exist; create it first"
+            raise Rejected(message, field="topic", limit="an existing topic", found=name, row=row)
         if found[name].values.schema is not None:
-            message = f"a row has the topic {name!r}, which has a schema; write to it alone, with the option `topic`"
-            raise Rejected(message, field="topic", limit="a topic without a schema", found=name)
+            row = pc.index(topics, name).as_py()
+            message = f"row {row} has the topic {name!r}, which has a schema; write to it alone, by option `topic`"
+            limit = "a topic without a schema"
+            raise Rejected(message, field="topic", limit=limit, found=name, row=row)
         yield from rows.where(pc.equal(topics, name)).of_topic(name, found[name], first_row)
 
 

@@ -13,5 +13,6 @@ shard_sender     the threads and the stream to one shard
 send_window      the rules of one shard: order, resend, drain; a pure state machine
 queue_sequence   sequence numbers of one producer in one queue
 read_turn        decides which thread reads the acks
+callbacks        the done callbacks of futures: what they raise, and what they may not wait for
 send_future      the results of `send`, and the receipt of a batch
 """

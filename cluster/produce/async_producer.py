@@ -12,11 +12,11 @@ from typing import Any, cast
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from raymq.cluster.arguments import takes_options_of
+from raymq.cluster.arguments import takes_options_of, wait_s
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.event_wait import set_within
 from raymq.cluster.messages.message import Message, Receipt
-from raymq.cluster.unclosed import OpenClient
+from raymq.cluster.unclosed import OpenClient, report_unreceipted
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected
 from raymq.store.config.promise import Acks
@@ -58,7 +58,9 @@ class DeferredSend(TaskSteps[Receipt]):
 
     def fail(self, error: RayMQError) -> None:
         """Finish with the reason why the message is not sent."""
-        self.accepted.set_exception(error)
+        # No task waits in a closed loop.
+        with contextlib.suppress(RuntimeError):
+            self.accepted.set_exception(error)
         # Read here, or asyncio would log the error. `flush` raises it when no task awaits the message.
         self.accepted.exception()
 
@@ -175,10 +177,15 @@ class AsyncProducer(OpenClient):
             released = self._released
             self._batcher.limiter.on_release = lambda: _call_soon(loop, released.set)
         elif self._loop is not loop:
-            raise Rejected(
-                "this producer is used in another event loop; make one in each", field="loop"
-            )
+            raise self._other_loop_error()
         return loop
+
+    def _other_loop_error(self) -> Rejected:
+        return Rejected(
+            "this producer is used in another event loop; make one in each, and close each in its own",
+            field="loop",
+            limit="one event loop",
+        )
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -333,6 +340,12 @@ class AsyncProducer(OpenClient):
 
     # --- end --------------------------------------------------------------------------------------
 
+    def __del__(self) -> None:
+        # The batcher cannot send these, because it has not got them.
+        unsent = sum(not each.accepted.done() for each in self.__dict__.get("_deferred", ()))
+        if unsent and not self._closed and self._batcher.batch_sender.in_own_process:
+            report_unreceipted(type(self).__name__, unsent)
+
     def statistics(self) -> dict[str, int | float]:
         """Like `Producer.statistics`, with `deferred_messages`: those that wait for room now."""
         return {**self._batcher.statistics(), "deferred_messages": len(self._deferred)}
@@ -348,6 +361,7 @@ class AsyncProducer(OpenClient):
 
     async def _flush(self, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
+        timeout = wait_s(timeout)
         until_s = None if timeout is None else loop.time() + timeout
         if not await self._drained(loop, until_s):
             raise TimeoutError(
@@ -371,9 +385,15 @@ class AsyncProducer(OpenClient):
     async def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
-        Raises: the first failure that no caller has seen; the producer is closed in any case.
+        Another event loop may call it when the producer's own has ended. Messages that wait for room fail then.
+        Raises: the first failure that no caller has seen; the producer is closed in any case. Rejected in another event
+        loop while the producer's own runs.
         """
+        timeout = wait_s(timeout)
         if self._closed:
+            return
+        if self._loop not in (None, asyncio.get_running_loop()):
+            await self._close_elsewhere(timeout)
             return
         self._closed = True
         try:
@@ -383,6 +403,16 @@ class AsyncProducer(OpenClient):
             await self._end_drainer()
             self._fail_deferred()
             await asyncio.to_thread(self._batcher.close, 0)
+        self._raise_failure()
+
+    async def _close_elsewhere(self, timeout: float | None) -> None:
+        """Close in another event loop than the producer's, which ran the task that hands deferred messages over."""
+        if self._loop is not None and self._loop.is_running():
+            raise self._other_loop_error()
+        self._closed = self._ending = True
+        self._batcher.batch_sender.stop_look_ups()
+        self._fail_deferred()
+        await asyncio.to_thread(self._batcher.close, timeout)
         self._raise_failure()
 
     async def _end_drainer(self) -> None:

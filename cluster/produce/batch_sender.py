@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 
 import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.cluster import forks
+from raymq.cluster.arguments import wait_s
+from raymq.cluster.client_thread import ClientThread
 from raymq.cluster.transport.routes import Routes, TopicRoute
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
@@ -23,11 +27,14 @@ from raymq.store.records import producer_stamp
 from raymq.store.records.record import PUT_SCHEMA, SmallBatch, batch_bytes, check_put
 
 from .byte_limiter import ByteLimiter
+from .callbacks import Callbacks, raise_interrupt
 from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_producer_id
 from .send_future import BatchFuture, SendFailure, wake_callers
 from .send_window import InFlightBatch
 from .shard_sender import ShardSender
+
+logger = logging.getLogger("raymq.producer")
 
 #: system topics that each shard has for itself: instead of a queue callers name the shard
 SHARD_TOPICS = (TIMER_TOPIC, STAGED_TOPIC)
@@ -81,6 +88,8 @@ class BatchSender:
         self._failures: deque[SendFailure] = deque(maxlen=FAILURES_MAX)
         self._statistics = SendStatistics()
         self._forks = forks.count
+        #: those of its futures
+        self.callbacks = Callbacks()
 
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, int], tuple[QueueSequence, ShardSender]] = {}
@@ -209,6 +218,7 @@ class BatchSender:
         """Account for a batch with its outcome and wake its callers. A second call for one changes nothing."""
         self._set_outcome(future, outcome)
         wake_callers([future])
+        raise_interrupt()
 
     def _set_outcome(self, future: BatchFuture, outcome: BatchReceipt | RayMQError) -> None:
         """`complete`, but the caller wakes the future's callers."""
@@ -218,17 +228,17 @@ class BatchSender:
             if isinstance(outcome, RayMQError):
                 # Noted before its callers wake, because one of them marks the failure as seen. Otherwise
                 # `raise_failure` looks for it.
-                future.failure = SendFailure(outcome)
+                future.failure = SendFailure(outcome, future.rows)
                 self._failures.append(future.failure)
             size, future.size = future.size, 0
             self.limiter.release(size)
-            future.finish(outcome)
+            self.callbacks.run(partial(future.finish, outcome))
         self._unanswered.discard(future)
 
     def _note_refused(self, future: BatchFuture, rows: tuple[int, ...], error: RayMQError) -> None:
         """Account for messages that the shard refused alone. A second call for one changes nothing."""
         known = future.refused or {}
-        failures = {row: SendFailure(error) for row in rows if row not in known}
+        failures = {row: SendFailure(error, 1) for row in rows if row not in known}
         future.refuse(failures)
         self._failures.extend(failures.values())
         self._statistics.add_refused(len(failures))
@@ -274,21 +284,26 @@ class BatchSender:
                 on_outcome=self._set_outcome,
                 on_refused=self._note_refused,
                 on_answered=self._on_answered,
+                callbacks=self.callbacks,
                 clock=self._clock,
             )
 
         if self._watcher is None:
-            self._watcher = threading.Thread(
-                target=self._watch, name="raymq-sender-watch", daemon=True
-            )
+            self._watcher = ClientThread(self._watch, "raymq-sender-watch")
             self._watcher.start()
         return shard_sender
 
     def _watch(self) -> None:
         while not self._closed.wait(CHECK_S):
-            self._routes.look_for_queues()
-            for shard_sender in list(self._shard_senders.values()):
-                shard_sender.check()
+            for check in [self._routes.look_for_queues, *self._checks()]:
+                try:
+                    check()
+                except BaseException:
+                    # Without this thread no send to a silent shard would ever fail.
+                    logger.exception("a check of the streams")
+
+    def _checks(self) -> list[Callable[[], None]]:
+        return [shard_sender.check for shard_sender in list(self._shard_senders.values())]
 
     def statistics(self) -> dict[str, int | float]:
         """See `Producer.statistics`; without the batches that are open."""
@@ -313,11 +328,12 @@ class BatchSender:
     def flush(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds until everything sent so far has an outcome.
 
-        Raises: TimeoutError when the time is up; the batches are still under way.
+        Raises: TimeoutError when the time is up; the batches are still under way. Rejected in a done callback.
         """
         self.check_process()
+        self.callbacks.check_may_wait("flush()")
         unanswered: list[Future[BatchReceipt]] = list(self._unanswered)
-        _, late = wait(unanswered, timeout)
+        _, late = wait(unanswered, wait_s(timeout))
         if late:
             raise TimeoutError(
                 f"{len(late)} batches are not answered within {timeout} s; they are still under way: flush again"
@@ -331,6 +347,11 @@ class BatchSender:
             failure.observed = True
         if unseen:
             raise unseen[0].error
+
+    def count_unreceipted(self) -> int:
+        """Messages without an outcome, and those whose failure no caller has seen."""
+        failed = sum(each.rows for each in list(self._failures) if not each.observed)
+        return failed + sum(future.rows for future in list(self._unanswered))
 
     @property
     def in_own_process(self) -> bool:
@@ -355,6 +376,7 @@ class BatchSender:
         if self._watcher is not None and self._routes.transport == "ray":
             # A process that leaves Ray during a call of this thread would die.
             self._watcher.join()
+        raise_interrupt()
 
 
 def checked_put(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch | SmallBatch:

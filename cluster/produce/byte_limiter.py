@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from raymq.cluster.arguments import wait_s
 from raymq.store.base.errors import Unavailable
 
 
@@ -38,7 +39,9 @@ class ByteLimiter:
         with self._lock:
             self._blocked += 1
             try:
-                fits = self._released.wait_for(lambda: self._fits(size), self._max_block_ms / 1000)
+                fits = self._released.wait_for(
+                    lambda: self._fits(size), wait_s(self._max_block_ms / 1000)
+                )
             finally:
                 self._blocked -= 1
             if not fits:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
+from raymq.cluster.client_thread import ClientThread
 from raymq.store.base.clock import Clock
 
 from .open_batch import OpenBatch
@@ -80,7 +81,7 @@ class LingerQueue:
 
     def _wake(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="raymq-linger", daemon=True)
+            self._thread = ClientThread(self._run, "raymq-linger")
             self._thread.start()
         else:
             self._changed.notify_all()
@@ -88,6 +89,17 @@ class LingerQueue:
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        while not self._ended:
+            try:
+                self._close_and_write()
+            except BaseException:
+                # Without this thread no lingering batch would be sent.
+                logger.exception("the linger time of batches")
+                with self._changed:
+                    self._changed.wait(STALLED_S)
+
+    def _close_and_write(self) -> None:
+        """Close batches whose linger time is over and write what is ready, until the thread must end."""
         was_busy = False
         while True:
             with self._changed:

@@ -22,15 +22,18 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.cluster import forks
+from raymq.cluster.arguments import wait_s
+from raymq.cluster.client_thread import ClientThread
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.messages.columns import put_batch
 from raymq.cluster.messages.partitioner import queue_of, queues_of
 from raymq.cluster.messages.queue_split import pieces
 from raymq.cluster.transport.routes import Routes, TopicRoute
-from raymq.cluster.unclosed import warn_unclosed
+from raymq.cluster.unclosed import flush_at_exit, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, RayMQError, Rejected
+from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected
 from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Acks
 
 from .batch_sender import BatchSender, checked_put
@@ -61,10 +64,14 @@ class MessageBatcher:
         owner: str = "Producer",
         future_type: type[SendFuture] = SendFuture,
         clock: Clock | None = None,
+        flushes_at_exit: bool = True,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        """Args: `owner`: the class that a warning about an unclosed producer names."""
-        self._owner = owner
+        """Args: `owner`: the class that a warning about an unclosed producer names.
+
+        `flushes_at_exit`: whether the end of the program waits for receipts; False: the owner sees to that.
+        """
+        self.owner = owner
         self._future_type = future_type
         self._clock = clock or Clock()
         batcher = weakref.ref(self)
@@ -101,6 +108,8 @@ class MessageBatcher:
             delivery_timeout_s=self.config.delivery_timeout_ms / 1000,
         )
         self.closed = False
+        if flushes_at_exit:
+            flush_at_exit(self)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -492,6 +501,14 @@ class MessageBatcher:
             fault = error if isinstance(error, RayMQError) else Bug(f"a batch: {error!r}")
             self.batch_sender.complete(batch.future, fault)
             return None
+        except BaseException as error:
+            # Ctrl-C: the shard sender may have the batch.
+            why = (
+                f"{type(error).__name__} came while the batch was sent; it may or may not be stored"
+            )
+            unknown = DeliveryUnknown(why, status=PutStatus.UNKNOWN_ERROR.value)
+            self.batch_sender.complete(batch.future, unknown)
+            raise
 
     def _close_or_request(self, batch: OpenBatch, may_block: bool) -> ShardSender | None:
         """Close a batch, or have the linger thread close it. Needs the lock. Returns: as `close_batch`.
@@ -561,14 +578,27 @@ class MessageBatcher:
         self.flush_open()
         self.batch_sender.flush(timeout)
 
+    def count_unreceipted(self) -> int:
+        """Messages without a receipt whose failure no caller has seen; 0 after `close`, and in a forked child."""
+        if self.closed or not self.batch_sender.in_own_process:
+            return 0
+        with self._lock:
+            still_open = sum(len(batch.bodies) for batch in self._open.values())
+        return still_open + self.batch_sender.count_unreceipted()
+
     def close(self, timeout: float | None = None) -> None:
         """Like `Producer.close`, but failures are not raised."""
+        timeout = wait_s(timeout)
+        if not self.batch_sender.in_own_process:
+            return
         with self._lock:
             if self.closed:
                 return
         try:
-            with contextlib.suppress(TimeoutError):
-                self.flush(timeout)
+            # A done callback would wait for its own thread. What is under way fails then, as with Kafka.
+            if not self.batch_sender.callbacks.are_running:
+                with contextlib.suppress(TimeoutError):
+                    self.flush(timeout)
         finally:
             with self._lock:
                 self._stop_taking()
@@ -592,10 +622,10 @@ class MessageBatcher:
                 self._stop_taking()
             if in_use:
                 # Closing waits for threads, and the garbage collector runs on any thread.
-                threading.Thread(target=self.batch_sender.close, daemon=True).start()
+                ClientThread(self.batch_sender.close, "raymq-producer-close").start()
         if in_use:
             advice = "use it in a with block, or call close(), which raises what was not stored"
-            warn_unclosed(self, self._owner, advice)
+            warn_unclosed(self, self.owner, advice)
 
 
 def _write_ready(shard_senders: Iterable[ShardSender | None]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from raymq.cluster.messages.codecs import CONTENT_TYPE, codec
+from raymq.cluster.messages.delivery_times import EARLIEST_MS
 from raymq.cluster.messages.message import (
     NULL_PROPERTY,
     Message,
@@ -113,25 +115,38 @@ class MessageEncoder:
 
     def check_size(self, size: int) -> None:
         """Raises: Rejected for a body that is too large."""
-        if size > self._max_message_bytes:
+        limit, most = self._max_message_bytes, _CONFIG.max_message_bytes
+        if size > limit:
+            advice = "split it, compress it, or store it elsewhere and send its place"
+            if size <= most:
+                advice += (
+                    f"; or raise max_message_bytes of the producer. A cluster takes {most} bytes"
+                )
             raise Rejected(
-                f"the body has {size} bytes, the limit is {self._max_message_bytes}: "
-                "split it, compress it, or raise max_message_bytes here and in the cluster",
+                f"the body has {size} bytes, the limit is {limit}: {advice}",
                 field="body",
-                limit=self._max_message_bytes,
+                limit=limit,
             )
 
 
 def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
     """The properties of the delivery time; None for a time in the past, which means delivery at once.
 
-    Raises: Rejected for a value that is not a time, or a time beyond the reach of timers.
+    Raises: Rejected for a value that is not a time, a time before 2001, or one beyond the reach of timers.
     """
-    if isinstance(deliver_at_ms, bool) or not isinstance(deliver_at_ms, int):
+    if isinstance(deliver_at_ms, bool) or not isinstance(deliver_at_ms, Integral):
         raise Rejected(
             f"deliver_at_ms is {deliver_at_ms!r}; give ms since 1970 as an int",
             field="deliver_at_ms",
             limit="int",
+        )
+    deliver_at_ms = int(deliver_at_ms)
+    if deliver_at_ms < EARLIEST_MS:
+        raise Rejected(
+            f"deliver_at_ms is {deliver_at_ms}, a time before 2001: give milliseconds since 1970, which is "
+            "int(time.time() * 1000) now, not seconds; leave it out for a message that readers get at once",
+            field="deliver_at_ms",
+            limit=EARLIEST_MS,
         )
     if deliver_at_ms <= now_ms:
         return None

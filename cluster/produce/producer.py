@@ -34,7 +34,8 @@ class Producer(OpenClient):
     that was sent before.
 
     Threads may share a producer. As a context manager a producer flushes at the end, and raises the first failure that
-    no caller has seen. After an exception in the block it waits at most 2 s for receipts. A producer neither pickles
+    no caller has seen. After an exception in the block it waits at most 2 s for receipts. A program that ends without
+    `close` waits 5 s, and one line on stderr says how many messages have no receipt then. A producer neither pickles
     nor survives a fork, so pickle the Cluster instead.
 
     Example:
@@ -50,9 +51,9 @@ class Producer(OpenClient):
 
     Args:
         cluster: the cluster to send to. `cluster.producer(...)` is the same call.
-        acks: "quorum" (default): a receipt comes after all replicas have the message, as durably as the cluster's
-            flush mode says. "leader": after the leader alone has it; quicker, but the follower may lack the message.
-            `send` can choose for each message.
+        acks: "quorum" (default): a receipt comes after a majority of the replicas has the message, as durably as the
+            cluster's flush mode says. Of two replicas that is both. "leader": after the leader alone has it; quicker,
+            but the followers may lack the message. `send` can choose for each message.
         linger_ms: milliseconds (default 5) that a message waits at most for others in its batch, while earlier batches
             are under way to its shard. With 0 messages are collected only while five batches are under way, which
             costs more batches.
@@ -70,8 +71,8 @@ class Producer(OpenClient):
         in_flight_bytes: bytes (default 16 MiB) under way to one shard. With less than 4 MiB the disk waits for batches.
         codec: makes bodies of values: "bytes" (default), "json", "msgpack" or "arrow-ipc". Its name travels in the
             property `content-type`, which costs about 20 bytes per message unless it is "bytes".
-        max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. The cluster has a limit of its
-            own.
+        max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. The cluster takes 4 MiB, and
+            no option raises that.
         clock: replaces the system's clock in tests.
 
     Guarantees:
@@ -87,7 +88,7 @@ class Producer(OpenClient):
             that the shard refuses; the other messages of its batch are stored. Each refusal costs a round trip.
         Unavailable: nothing was stored. `send` raises it when the buffer stays full, a future when its time is up.
         DeliveryUnknown: from a future; the message may be stored, and `resend` continues from there. `status` is the
-            shard's last one (FLUSH_SLAVE_TIMEOUT: the follower is away), or UNKNOWN_ERROR when the shard gave none.
+            shard's last one (FLUSH_SLAVE_TIMEOUT: too few followers answer), or UNKNOWN_ERROR when the shard gave none.
         StorageFull: from a future, after about 2 s: the shard's disk is full, nothing was stored.
     """
 
@@ -123,12 +124,13 @@ class Producer(OpenClient):
                 its columns, and the check costs 60 to 95 us: `send_batch` costs 1 us a row.
             key: messages with one key go to one queue. Without key and `queue_id`, messages fill a batch of one queue,
                 then of the next.
-            tag: a word that readers can filter by.
+            tag: a word that readers see. Programs that embed the store filter by it, clients cannot yet.
             index_keys: words by which the message can be found.
             properties: names and values that travel with the message.
-            deliver_at_ms: milliseconds since 1970, at most three days ahead. Readers of the queue get the message once,
-                in the second after that time and at a new offset. The receipt means that the message is kept until
-                then, and names the topic and offset where. Messages of one queue come in the order of their times.
+            deliver_at_ms: milliseconds since 1970, at most three days ahead. A time before 2001 is refused. Readers of
+                the queue get the message once, in the second after that time and at a new offset. The receipt means
+                that the message is kept until then, and names the topic and offset where. Messages of one queue come
+                in the order of their times.
             queue_id: the queue; otherwise `key` decides.
             acks: of this message, by default the producer's. A batch has one value, so changing it often makes small
                 batches.
@@ -219,7 +221,8 @@ class Producer(OpenClient):
     def flush(self, timeout: float | None = None) -> None:
         """Send all open batches and wait up to `timeout` seconds until every send so far has an outcome.
 
-        Raises: the first failure that no caller has seen; TimeoutError when the time is up.
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up. Rejected in a done
+        callback.
         """
         self._batcher.flush(timeout)
         self._batcher.batch_sender.raise_failure()
@@ -227,9 +230,10 @@ class Producer(OpenClient):
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
+        In a done callback it does not flush. In a forked child it does nothing.
         Raises: the first failure that no caller has seen; the producer is closed in any case.
         """
-        if not self._batcher.closed:
+        if not self._batcher.closed and self._batcher.batch_sender.in_own_process:
             self._batcher.close(timeout)
             self._batcher.batch_sender.raise_failure()
 

@@ -13,9 +13,11 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from raymq.cluster.arguments import wait_s
 from raymq.cluster.messages.message import Receipt
 from raymq.store.base.errors import RayMQError
 
+from .callbacks import guarded, in_callback
 from .queue_sequence import BatchReceipt, UnknownBatch
 
 if TYPE_CHECKING:
@@ -30,10 +32,12 @@ Result = TypeVar("Result")
 class SendFailure:
     """Why a batch failed, and whether a caller has seen that. Does not keep the batch's messages."""
 
-    __slots__ = ("error", "observed")
+    __slots__ = ("error", "observed", "rows")
 
-    def __init__(self, error: RayMQError) -> None:
+    def __init__(self, error: RayMQError, rows: int) -> None:
+        """Args: `rows`: number of messages that failed by it."""
         self.error = error
+        self.rows = rows
         self.observed = False
 
 
@@ -74,12 +78,20 @@ class BatchFuture(Future[BatchReceipt]):
         # A batch cannot be taken back: a caller that gives up waiting must not cancel it for others.
         self.set_running_or_notify_cancel()
 
+    def add_done_callback(self, fn: Callable[[Future[BatchReceipt]], Any]) -> None:
+        """Like `Future.add_done_callback`. What `fn` raises ends no thread that delivers outcomes."""
+        super().add_done_callback(partial(guarded, fn))
+
     def result(self, timeout: float | None = None, row: int | None = None) -> BatchReceipt:
         """Wait up to `timeout` seconds. A failure that it raises counts as seen.
 
         Args: `row`: raise what this row was refused for, whatever becomes of the others.
-        Raises: the batch's error; TimeoutError when the time is up: the send goes on.
+        Raises: the batch's error; TimeoutError when the time is up: the send goes on. Rejected in a done callback that
+        would wait for its own producer.
         """
+        if timeout is not None:
+            timeout = wait_s(timeout)
+        self._check_may_wait(timeout)
         shard_sender = self.shard_sender
         try:
             if shard_sender is not None:
@@ -96,6 +108,22 @@ class BatchFuture(Future[BatchReceipt]):
             if self.failure is not None:
                 self.failure.observed = True
             raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Like `Future.exception`. Raises: Rejected in a done callback that would wait for its own producer."""
+        timeout = wait_s(timeout)
+        self._check_may_wait(timeout)
+        return super().exception(timeout)
+
+    def _check_may_wait(self, timeout: float | None) -> None:
+        """Raises: Rejected if the thread that would deliver the outcome would wait for it."""
+        if not in_callback() or self.done() or (timeout is not None and timeout <= 0):
+            return
+        shard_sender, open_batch = self.shard_sender, self.open_batch
+        if shard_sender is not None:
+            shard_sender.callbacks.check_may_wait("result()")
+        elif open_batch is not None:
+            open_batch.batcher.batch_sender.callbacks.check_may_wait("result()")
 
     def refuse(self, failures: Mapping[int, SendFailure]) -> None:
         """Note that the shard refused some rows. The others get the outcome of the batch."""
@@ -213,7 +241,8 @@ class SendFuture:
     def add_done_callback(self, callback: Callable[[SendFuture], Any]) -> None:
         """Call `callback(self)` when it is done.
 
-        The call comes at once, from a sender's thread, or from a thread that blocks on a receipt.
+        The call comes at once, from a sender's thread, or from a thread that blocks on a receipt. It must not wait for
+        the same producer: `result` and `flush` raise Rejected there. An exception of the callback is logged.
         """
         self._batch.add_done_callback(lambda _: callback(self))
 

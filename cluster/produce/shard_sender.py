@@ -14,12 +14,14 @@ from collections.abc import Callable
 from functools import partial
 
 from raymq.actors.protocol.small_puts import SmallPut
+from raymq.cluster.client_thread import ClientThread, join_at_close
 from raymq.cluster.transport.connection import Connection, PutStream
 from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Unavailable
 from raymq.store.records.record import SmallBatch
 
+from .callbacks import Callbacks, raise_interrupt
 from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
@@ -30,6 +32,8 @@ logger = logging.getLogger("raymq.producer")
 
 #: with a shorter timeout a caller does not read: a blocked read cannot be timed out
 CALLER_TIMEOUT_MIN_S = 5.0
+#: from a fault of the receiver thread itself to its next try
+FAULT_PAUSE_MS = 100
 
 
 class ShardSender:
@@ -44,12 +48,14 @@ class ShardSender:
         on_outcome: Callable[[BatchFuture, BatchReceipt | RayMQError], None],
         on_refused: Callable[[BatchFuture, tuple[int, ...], RayMQError], None],
         on_answered: Callable[[ShardSender], None],
+        callbacks: Callbacks,
         clock: Clock,
     ) -> None:
         """Args: `on_outcome`: sets the outcome of a future, outside the lock. It may be called twice for one.
 
         `on_refused`: notes rows that fail while the batch is sent again. It may be called twice for one, too.
-        `on_answered` is called after outcomes, outside the lock: `answered_up_to` may have moved.
+        `on_answered` is called after outcomes, outside the lock: `answered_up_to` may have moved. `callbacks`: those of
+        the futures, which `on_outcome` runs.
         """
         self._routes = routes
         self._shard = shard
@@ -57,6 +63,7 @@ class ShardSender:
         self._on_outcome = on_outcome
         self._on_refused = on_refused
         self._on_answered = on_answered
+        self.callbacks = callbacks
         self._clock = clock
 
         #: guards everything below; used directly, because a condition's `with` costs two more calls
@@ -71,7 +78,7 @@ class ShardSender:
         self._route = LeaderRoute("")
         self._writing = False
 
-        self._thread = threading.Thread(target=self._run, name=f"raymq-sender-{shard}", daemon=True)
+        self._thread = ClientThread(self._run, f"raymq-sender-{shard}")
         self._thread.start()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -162,6 +169,17 @@ class ShardSender:
     # --- the receiver thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
+        while not self._window.closed:
+            try:
+                self._deliver()
+            except BaseException:
+                # Without this thread no batch would be answered, and none would fail when its time is up.
+                logger.exception("shard %d: the delivery of batches", self._shard)
+                with self._lock:
+                    self._wait_unless_closed(FAULT_PAUSE_MS)
+
+    def _deliver(self) -> None:
+        """Connect, write and read acks, again and again, until this sender is closed."""
         while self._wait_for_batches():
             connection: Connection | None = None
             stream: PutStream | None = None
@@ -177,8 +195,7 @@ class ShardSender:
                 if connection is not None:
                     self._routes.heed(self._shard, self._route, error)
                 self._broke(error)
-            except Exception as error:
-                # Without this thread no batch would be answered, and none would fail when its time is up.
+            except BaseException as error:
                 logger.exception("shard %d: the stream of puts broke", self._shard)
                 self._broke(Bug(f"shard {self._shard}: {error!r}"))
             finally:
@@ -243,6 +260,7 @@ class ShardSender:
                 return self._window.drained
         finally:
             self._perform(effects)
+            raise_interrupt()
 
     def _resume(self) -> bool:
         """All acks of a drain are in: resume. Returns: whether on the same stream."""
@@ -434,4 +452,4 @@ class ShardSender:
         self._perform(effects)
         if threading.get_ident() not in (self._turn.caller, self._thread.ident):
             # A callback may close, on the thread that reads. Then the receiver thread waits for that one.
-            self._thread.join()
+            join_at_close(self._thread, self._routes.transport)

@@ -177,8 +177,14 @@ class QueueCoordinator:
         return putter.done.result()
 
     async def release(self, request: int, end: int) -> None:
-        """End a reservation: its items are in the log before offset `end`, or none is (0)."""
+        """End a reservation: its items are in the log before offset `end`, or none is (0).
+
+        A request that still waits for room gets none.
+        """
         self._reserved.pop(request, None)
+        putter = self._putters.pop(request, None)
+        if putter is not None:
+            putter.done.set_result(False)
         self._advance_end(end)
         self._admit()
 

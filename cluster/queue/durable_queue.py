@@ -10,7 +10,8 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,13 @@ from .queue_client import Items, QueueClient, end_quietly
 WAIT_S = 5.0
 #: field of an error about a damaged item
 _ITEM = "item"
+
+
+@dataclass
+class _Bad:
+    """An item that was taken from the queue and cannot be returned."""
+
+    error: RayMQError
 
 
 @dataclass
@@ -69,7 +77,7 @@ class Queue:
             its copies, and costs one more call of the coordinator per put. Puts then ignore `linger_ms`.
         codec: how items become bytes: "msgpack" (default), "json", "bytes", "arrow-ipc", or an object with `name`,
             `encode` and `decode`. msgpack takes None, bool, int, float, str, bytes, and lists and dicts of them. Tuples
-            come back as lists. RayMQ itself never unpickles stored bytes.
+            come back as lists, in keys of dicts as tuples. RayMQ itself never unpickles stored bytes.
         accept: names of further codecs whose items `get` decodes. Plain bytes are always accepted.
         linger_ms: 0 (default) makes each `put` wait until its item is stored. Otherwise `put` returns at once and items
             travel in batches, at most this many milliseconds later. Items in flight are lost with the process, and a
@@ -82,7 +90,7 @@ class Queue:
         Each item is assigned to one get, durably, before that get returns, so that a get takes at least as long as a
         put. If the coordinator or the cluster dies before that, the call continues under the same request number and
         gets the same item. When a get raises or is cancelled, the next get of as many items by this handle returns its
-        items.
+        items. When one item of a batch is damaged or cannot be decoded, the next gets of this handle return the others.
 
         An item is lost from the queue only if the process that got it dies, as in the original. A waiting `get` whose
         process dies can take one item with it up to 5 s later. The item is still in the topic, and a Consumer of `name`
@@ -157,6 +165,8 @@ class Queue:
         self._known_client: QueueClient | None = None
         #: requests of gets that did not finish
         self._unfinished: list[_Request] = []
+        #: the items that were taken together with one that could not be returned
+        self._left: deque[Any | _Bad] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = (
@@ -204,11 +214,11 @@ class Queue:
     ) -> Iterator[float]:
         """How long each call waits at the coordinator: `first_s` first, until the time is up.
 
-        Raises: ValueError, at once, for a negative timeout.
+        Raises: ValueError, at once, for a negative timeout, and for NaN.
         """
         if not block:
             return iter((0.0,))
-        if timeout is not None and timeout < 0:
+        if timeout is not None and not timeout >= 0:
             raise ValueError("'timeout' must be a non-negative number")
         return self._wait_times_until(math.inf if timeout is None else timeout, first_s)
 
@@ -258,11 +268,9 @@ class Queue:
         """Like `put`. Cancelling the wait for the receipt does not remove the item."""
         body, properties = self._codec.encode(item), self._properties
         request = await self._reserve_async(1, self._wait_times(block, timeout, WAIT_S))
-        client = await self._client_async()
-        batcher = client.batcher
-
         end = 0
         try:
+            batcher = (await self._client_async()).batcher
             message = batcher.encoder.encode(self.name, body, properties=properties, queue_id=0)
             if batcher.limiter.acquire_nowait(message.size):
                 future, _ = batcher.add(message, may_block=False)
@@ -343,18 +351,29 @@ class Queue:
             return None
         request = _new_number()
         self._check_fits(count)
-        for wait_s in waits:
-            if self._coordinator.call("reserve", request, count, self.maxsize, wait_s=wait_s):
-                return request
+        try:
+            for wait_s in waits:
+                if self._coordinator.call("reserve", request, count, self.maxsize, wait_s=wait_s):
+                    return request
+        except BaseException:
+            # Ctrl-C or an alarm: the room would be kept for 150 s.
+            self._release(request, 0)
+            raise
         raise Full(f"queue {self.name!r} has no room for {count} of its {self.maxsize} items")
 
     async def _reserve_async(self, count: int, waits: Iterator[float]) -> int | None:
         if self.maxsize <= 0:
             return None
         request = _new_number()
-        for wait_s in waits:
-            if await self._coordinator.call_async("reserve", request, count, self.maxsize, wait_s):
-                return request
+        try:
+            for wait_s in waits:
+                options = (request, count, self.maxsize, wait_s)
+                if await self._coordinator.call_async("reserve", *options):
+                    return request
+        except BaseException:
+            # Cancelled: the room would be kept for 150 s.
+            self._release(request, 0)
+            raise
         raise Full(f"queue {self.name!r} has no room for {count} of its {self.maxsize} items")
 
     def _check_fits(self, count: int) -> None:
@@ -382,24 +401,31 @@ class Queue:
             Empty: no item came in time.
             ValueError: the timeout is negative.
             Unavailable: the coordinator or the shard cannot be reached for 60 s.
-            Rejected: the item has a codec that this handle does not accept.
-            Corrupt: the item is damaged. It is raised once, and the next call takes the next item.
+            Rejected: the item has a codec that this handle does not accept, or cannot be decoded.
+            Corrupt: the item is damaged. Either is raised once, and the next call takes the next item.
         """
         return self._take(1, self._wait_times(block, timeout))[0]
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         """Like `get`. Items assigned to a cancelled call go to the next get of this handle."""
+        left = self._take_left(1)
+        if left:
+            return left[0]
+
         request = self._next_request(1)
         try:
             for wait_s in self._wait_times(block, timeout, WAIT_S):
                 taken = await self._coordinator.call_async("take", request.number, 1, wait_s)
                 if taken is not None:
                     client = await self._client_async()
-                    return self._decode(await asyncio.to_thread(self._read, client, *taken))[0]
+                    items = self._decode(await asyncio.to_thread(self._read, client, *taken))
+                    break
+            else:
+                raise Empty
         except BaseException as error:
             self._keep_request(request, error)
             raise
-        raise Empty
+        return self._returned(items)[0]
 
     def get_nowait(self) -> Any:
         """Like get(block=False)."""
@@ -421,16 +447,45 @@ class Queue:
         return self._take(num_items, self._wait_times(False, None)) if num_items else []
 
     def _take(self, count: int, waits: Iterator[float]) -> list[Any]:
-        request = self._next_request(count)
+        left = self._take_left(count)
+        if len(left) == count:
+            return left
+
+        request = self._next_request(count - len(left))
         try:
             for wait_s in waits:
-                taken = self._coordinator.call("take", request.number, count, wait_s=wait_s)
+                taken = self._coordinator.call("take", request.number, request.count, wait_s=wait_s)
                 if taken is not None:
-                    return self._decode(self._read(self._client(), *taken))
+                    items = self._decode(self._read(self._client(), *taken))
+                    break
+            else:
+                raise Empty(f"queue {self.name!r} has fewer than {count} items")
         except BaseException as error:
             self._keep_request(request, error)
+            self._leave(left)
             raise
-        raise Empty(f"queue {self.name!r} has fewer than {count} items")
+        return self._returned([*left, *items] if left else items)
+
+    def _take_left(self, count: int) -> list[Any]:
+        """Up to `count` of the items that an earlier get left. Raises: the error of one of them; the others stay."""
+        if not self._left:
+            return []
+        with self._lock:
+            left = [self._left.popleft() for _ in range(min(count, len(self._left)))]
+        return self._returned(left)
+
+    def _leave(self, items: Iterable[Any]) -> None:
+        """Keep items for the next gets of this handle."""
+        with self._lock:
+            self._left.extendleft(reversed(list(items)))
+
+    def _returned(self, items: list[Any]) -> list[Any]:
+        """The items. Raises: the first error among them; the others are left for the next gets."""
+        for row, item in enumerate(items):
+            if type(item) is _Bad:
+                self._leave([*items[:row], *items[row + 1 :]])
+                raise item.error
+        return items
 
     def _next_request(self, count: int) -> _Request:
         with self._lock:
@@ -442,53 +497,85 @@ class Queue:
 
     def _keep_request(self, request: _Request, error: BaseException) -> None:
         """Keep the request of a get that did not finish: its items belong to this handle."""
-        if isinstance(error, RayMQError) and error.fields.get("field") in ("codec", _ITEM):
-            return
-        if isinstance(error, OffsetOutOfRange):
-            # The items were deleted before they were read.
+        if isinstance(error, Empty):
             return
         with self._lock:
             self._unfinished.append(request)
-        if isinstance(error, asyncio.CancelledError):
-            # No more items need be assigned to it.
+        if not isinstance(error, RayMQError):
+            # Cancelled, Ctrl-C or an alarm: an item that is put now must not wait for this handle's next get.
             with contextlib.suppress(Exception):
                 self._coordinator.submit("forget", request.number)
 
-    def _read(self, client: QueueClient, first: int, count: int) -> list[Items]:
-        """Read assigned items. Raises: Corrupt for a damaged item, else as `QueueClient.read`."""
+    def _read(self, client: QueueClient, first: int, count: int) -> list[Items | _Bad]:
+        """Read assigned items, in one or more runs. One that is damaged or deleted takes no other with it.
+
+        Raises: as `QueueClient.read`; the request is repeated.
+        """
         try:
-            return client.read(first, count)
+            return [*client.read(first, count)]
         except Corrupt as error:
-            raise Corrupt(
-                f"{error.message}. The item was taken from queue {self.name!r}, with the others of its get, and is "
-                "still in the topic",
-                **{**error.fields, "field": _ITEM},
-            ) from error
+            if count == 1:
+                return [_Bad(self._damaged(error))]
+        except OffsetOutOfRange as error:
+            if count == 1:
+                # It was deleted before it was read.
+                return [_Bad(error)]
 
-    def _decode(self, pieces: list[Items]) -> list[Any]:
-        """Decode items by the codec that each names. Raises: Rejected for an item that this handle cannot decode."""
-        items: list[Any] = []
+        found: list[Items | _Bad] = []
+        for offset in range(first, first + count):
+            for part in self._read(client, offset, 1):
+                if not (found and _are_deleted(found[-1], part)):
+                    found.append(part)
+        return found
+
+    def _damaged(self, error: Corrupt) -> Corrupt:
+        return Corrupt(
+            f"{error.message}. The item was taken from queue {self.name!r} and is still in the topic",
+            **{**error.fields, "field": _ITEM},
+        )
+
+    def _decode(self, pieces: list[Items | _Bad]) -> list[Any | _Bad]:
+        """Decode items by the codec that each names. In the place of one that cannot be decoded is its error."""
+        items: list[Any | _Bad] = []
         for piece in pieces:
+            if isinstance(piece, _Bad):
+                items.append(piece)
+                continue
             row = 0
-            try:
-                # Neighbours usually share a codec.
-                for name, run in itertools.groupby(piece.codecs):
-                    decode = self._codec_of(name).decode
-                    for _ in run:
+            # Neighbours usually share a codec.
+            for name, run in itertools.groupby(piece.codecs):
+                decode = self._decoder_of(name)
+                for _ in run:
+                    try:
                         items.append(decode(piece.bodies[row]))
-                        row += 1
-            except Exception as error:
-                # A codec of the user's own may raise anything.
-                offset = piece.first + row
-                raise Rejected(
-                    f"the item at offset {offset} of {self.name!r} cannot be decoded: {error}. It was taken from the "
-                    "queue, with the others of its get, and is still in the topic",
-                    field="codec",
-                    limit=self._codec.name,
-                    offset=offset,
-                ) from error
-
+                    except Exception as error:
+                        # A codec of the user's own may raise anything.
+                        items.append(_Bad(self._undecodable(piece.first + row, error)))
+                    row += 1
         return items
+
+    def _undecodable(self, offset: int, error: Exception) -> Rejected:
+        why = Rejected(
+            f"the item at offset {offset} of {self.name!r} cannot be decoded: {error}. It was taken from the queue and "
+            "is still in the topic",
+            field="codec",
+            limit=self._codec.name,
+            offset=offset,
+        )
+        why.__cause__ = error
+        return why
+
+    def _decoder_of(self, name: str | None) -> Callable[[bytes], Any]:
+        """Decodes an item that names this codec. Raises, for each item: Rejected if this handle does not accept it."""
+        try:
+            return self._codec_of(name).decode
+        except Rejected as error:
+            refusal = error
+
+        def refuse(_: bytes) -> Any:
+            raise refusal
+
+        return refuse
 
     def _codec_of(self, name: str | None) -> codecs.Codec:
         """The codec that an item names, if this handle accepts it. Raises: Rejected."""
@@ -525,6 +612,14 @@ class Queue:
                 raise
         finally:
             self._coordinator.end(None if force else grace_period_s)
+
+
+def _are_deleted(before: Items | _Bad, part: Items | _Bad) -> bool:
+    """Whether both stand for items that were deleted: one error says so."""
+    return all(
+        isinstance(each, _Bad) and isinstance(each.error, OffsetOutOfRange)
+        for each in (before, part)
+    )
 
 
 def _new_number() -> int:

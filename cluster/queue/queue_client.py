@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from raymq.cluster.messages.message import encode_properties
 from raymq.cluster.produce.message_batcher import MessageBatcher
 from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.transport.routes import Routes
+from raymq.cluster.unclosed import report_unreceipted
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.binary_columns import binary_array
@@ -146,6 +148,8 @@ class QueueClient:
             linger_ms=linger_ms or _LINGER_MS,
             batch_bytes=LINGER_BYTES,
             in_flight_bytes=LINGER_IN_FLIGHT_BYTES,
+            owner="Queue",
+            flushes_at_exit=False,
         )
         # Looked up here: no put in an event loop waits for a shard.
         self.batcher.batch_sender.topic(name)
@@ -221,7 +225,8 @@ def not_in_this_ray(cluster: Cluster) -> str:
     found = f"looked for cluster {cluster.name!r}{place} in the Ray at {here}, to which this process is connected"
     target = ray_host.running_target_of(cluster.data_dir)
     if target is None or target.address == here:
-        again = f"raymq start {cluster.data_dir or '<its data directory>'}"
+        known = cluster.data_dir
+        again = f"raymq start {shlex.quote(known) if known else '<its data directory>'}"
         return f"{found}; it does not run. Start it: {again}"
     return (
         f"{found}; it runs in the Ray at {target.address}. Leave ray.init() out, a Queue then connects this process to "
@@ -231,6 +236,9 @@ def not_in_this_ray(cluster: Cluster) -> str:
 
 def end_quietly(client: QueueClient) -> None:
     """Close the client when its queue's handle is deleted, or the program ends."""
+    with contextlib.suppress(TimeoutError, RayMQError, KeyboardInterrupt):
+        client.batcher.flush(END_FLUSH_S)
     # No caller is left to see a failure.
+    report_unreceipted("Queue", client.batcher.count_unreceipted())
     with contextlib.suppress(RayMQError):
-        client.close(END_FLUSH_S)
+        client.close(0)

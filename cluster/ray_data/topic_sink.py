@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +11,7 @@ import pyarrow as pa
 from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
-from raymq.cluster.messages.queue_split import numbered
+from raymq.cluster.messages.queue_split import numbered, start_of
 from raymq.cluster.messages.topic_values import TopicValues
 from raymq.cluster.messages.write_columns import SinkTopic, by_queue
 from raymq.cluster.staged.committer import CommitResult, Committer
@@ -88,7 +89,7 @@ class TopicSink(Datasink[_TaskReturn]):
         facts = while_away(cluster.topics).get(topic)
         if facts is None:
             raise Rejected(
-                f"topic {topic!r} does not exist; create it: raymq topic create {topic}",
+                f"topic {topic!r} does not exist; create it: raymq topic create {shlex.quote(topic)}",
                 field="topic",
                 limit="an existing topic",
             )
@@ -105,7 +106,15 @@ class TopicSink(Datasink[_TaskReturn]):
             found = {self._topic: self._target}
             batches = _batches(blocks, self._target.values)
             for row, batch in numbered(batches, ctx.task_idx):
-                parts = by_queue(batch, found, topic=self._topic, first_row=row, takes_later=True)
+                parts = by_queue(
+                    batch,
+                    found,
+                    topic=self._topic,
+                    first_row=row,
+                    takes_later=True,
+                    of=f"of task {ctx.task_idx}",
+                    start=start_of(row, ctx.task_idx),
+                )
                 for part in parts:
                     writer.write(*part)
             staged = writer.finish()

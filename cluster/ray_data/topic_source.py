@@ -110,7 +110,7 @@ def read_topic(
         Every message of the ranges is returned once, after its CRC was checked.
 
     Raises:
-        Rejected: an unknown topic or queue, or a malformed place.
+        Rejected: an unknown topic or queue, a malformed place, or an end before the start.
         OffsetOutOfRange: a queue does not hold an offset. From the dataset, as the cause of Ray Data's error: messages
             have expired meanwhile.
         Corrupt: from the dataset: a body is not a row of the topic's schema.
@@ -118,7 +118,8 @@ def read_topic(
     """
     check_transport(cluster)
     check_choice("read_from", read_from, READ_FROM)
-    names = [topics] if isinstance(topics, str) else list(topics)
+    # A topic that is named twice is read once, as by Spark's `subscribe`.
+    names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
     if not names:
         raise Rejected("no topic is given", field="topics", limit="a topic")
     ranges = [
@@ -266,9 +267,20 @@ def _ranges(
     ]
     starts = _of_topic("start_offset", start, topic, names, len(held), EARLIEST)
     ends = _of_topic("end_offset", end, topic, names, len(held), LATEST)
+
     for each in held:
-        first = _offset("start_offset", starts.get(each.queue_id, EARLIEST), each, cluster)
-        last = _offset("end_offset", ends.get(each.queue_id, LATEST), each, cluster)
+        places = starts.get(each.queue_id, EARLIEST), ends.get(each.queue_id, LATEST)
+        first = _offset("start_offset", places[0], each, cluster)
+        last = _offset("end_offset", places[1], each, cluster)
+        # An offset and a time are not compared: what came after an offset until a time may well be nothing.
+        if last < first and len({isinstance(place, datetime) for place in places}) == 1:
+            raise Rejected(
+                f"end_offset: topic {topic} queue {each.queue_id} ends at {last}, before start_offset, {first}; "
+                "give an end at the start or after it",
+                field="end_offset",
+                limit=first,
+                found=last,
+            )
         if last > first:
             yield each._replace(first=first, last=last)
 

@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.cluster.messages.queue_split import PIECE_BYTES
+from raymq.cluster.messages.row_numbers import renumbered
 from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
 from raymq.cluster.produce.send_future import BatchFuture
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.checksum import body_crcs
-from raymq.store.base.errors import require
+from raymq.store.base.errors import Rejected, require
 from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.records.record import PUT_SCHEMA, batch_bytes
 from raymq.store.services.staged_rows import StagedRange, target_properties
@@ -149,7 +150,7 @@ class StagedWriter:
         ranges: dict[tuple[str, int, int], list[StagedRange]] = {}
         times_ms = []
         for batch in self._sent:
-            receipt = batch.receipt.result()
+            receipt = _stored(batch)
             times_ms.append(receipt.store_time_ms)
             for rows, staged in zip(batch.rows, self._ranges_of(batch, receipt), strict=True):
                 where = (rows.topic, rows.queue_id, batch.shard)
@@ -188,6 +189,24 @@ class StagedWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _stored(batch: _StagedBatch) -> BatchReceipt:
+    """The receipt of a batch. Raises: as the shard; a row that it refuses counts in those of its queue."""
+    try:
+        return batch.receipt.result()
+    except Rejected as error:
+        row = error.fields.get("row")
+        if row is None:
+            raise
+        for rows in batch.rows:
+            if row < rows.rows:
+                place = f"queue {rows.queue_id} of {rows.topic}"
+                if rows.topic == TIMER_TOPIC:
+                    place = "later"
+                raise renumbered(error, row, f"of a batch for {place}") from None
+            row -= rows.rows
+        raise
 
 
 def _as_one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

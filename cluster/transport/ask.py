@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, as_completed
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
+from raymq.cluster.client_thread import ClientThread
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.base.status import PutStatus
 
@@ -57,10 +57,15 @@ def in_thread(call: Callable[[], Answer], name: str) -> Future[Answer]:
     def run() -> None:
         try:
             answer.set_result(call())
-        except Exception as error:
+        except BaseException as error:
+            # Without an answer its caller would wait for ever.
             answer.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        ClientThread(run, name).start()
+    except RuntimeError as error:
+        # At the limit of threads, and with Python 3.12 at the end of the program.
+        answer.set_exception(Unavailable(f"no thread could be started: {error}"))
     return answer
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
+from raymq.cluster import forks
 from raymq.cluster.arguments import check_choice
+from raymq.cluster.client_thread import ClientThread
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
     from .flight_client import FlightPutStream
     from .ray_connection import RayPutStream, RayShardConnection
+
+logger = logging.getLogger("raymq")
 
 #: longest wait of one fetch at a shard whose leader may change: a silent one is noticed soon
 FOLLOWED_WAIT_MS = 2_000
@@ -69,7 +74,7 @@ def open_connection(
 
 
 class FollowedFetchStream:
-    """A fetch stream that is left when its replica is silent and another one leads the shard.
+    """A fetch stream that is left when its replica is silent, and another one leads or it does not answer at all.
 
     A stopped process keeps its connections open, so that a read of it would wait without end.
     """
@@ -83,7 +88,8 @@ class FollowedFetchStream:
         ask_who_leads: Callable[[Callable[[], None]], None],
         silent_ms: int | None = None,
     ) -> None:
-        """Args: `ask_who_leads`: asks the replicas without waiting, and calls its argument when another one leads.
+        """Args: `ask_who_leads`: asks the replicas without waiting, and calls its argument when the stream is
+        to be left.
 
         `silent_ms`: how late an answer is when `ask_who_leads` is called; None: SILENT_MS.
         """
@@ -96,6 +102,7 @@ class FollowedFetchStream:
         #: guards `_closed`: a closed stream must not be aborted
         self._lock = threading.Lock()
         self._closed = False
+        self._forks = forks.count
         #: when the answer of the fetch under way is late; None: no fetch is under way
         self._late_ms: int | None = None
         watch.add(self)
@@ -126,6 +133,9 @@ class FollowedFetchStream:
 
     def close(self) -> None:
         """End the stream. It must not be used afterwards."""
+        if forks.count != self._forks:
+            # The locks may be held by threads of the parent.
+            return
         self._watch.remove(self)
         with self._lock:
             self._closed = True
@@ -146,9 +156,7 @@ class FetchWatch:
         with self._changed:
             self._streams.add(stream)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="raymq-fetch-watch", daemon=True
-                )
+                self._thread = ClientThread(self._run, "raymq-fetch-watch")
                 self._thread.start()
 
     def remove(self, stream: FollowedFetchStream) -> None:
@@ -164,5 +172,9 @@ class FetchWatch:
                 self._changed.wait(CHECK_S)
                 now_ms = clock.monotonic_ms()
                 for stream in list(self._streams):
-                    stream.check(now_ms)
+                    try:
+                        stream.check(now_ms)
+                    except BaseException:
+                        # Without this thread no silent shard would ever be left.
+                        logger.exception("a check of a fetch")
             self._thread = None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
+from raymq.cluster.client_thread import ClientThread, join_at_close
 from raymq.store.base.errors import Bug, RayMQError
 
 from .connection import FetchStream
 from .routes import Routes
+
+logger = logging.getLogger("raymq")
 
 BACKOFF_MS = 20
 BACKOFF_MS_MAX = 1000
@@ -33,7 +37,7 @@ class FetchThread:
         self._ended = ended
         #: the stream under way; None also after `restart`
         self._stream: FetchStream | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = ClientThread(self._run, name)
         self._thread.start()
 
     def _open_stream(self) -> FetchStream:
@@ -49,6 +53,16 @@ class FetchThread:
         return True
 
     def _run(self) -> None:
+        while not self._ended():
+            try:
+                self._fetch_until_ended()
+            except BaseException:
+                # Without this thread its reader would wait for ever.
+                logger.exception("the reading of shard %d", self.shard)
+                with self._changed:
+                    self._changed.wait_for(self._ended, BACKOFF_MS_MAX / 1000)
+
+    def _fetch_until_ended(self) -> None:
         failures = 0
         while not self._ended():
             stream: FetchStream | None = None
@@ -58,8 +72,8 @@ class FetchThread:
                     self._stream = stream
                 while self._fetch(stream):
                     failures = 0
-            except Exception as error:
-                # Also a bug: without this thread its reader would wait for ever.
+            except BaseException as error:
+                # Also a bug, which the reader must hear of.
                 fault = error if isinstance(error, RayMQError) else Bug(f"a fetch: {error!r}")
                 if self._handle_failure(fault, stream):
                     failures += 1
@@ -83,4 +97,4 @@ class FetchThread:
 
     def join(self) -> None:
         """Wait for the thread, after it was made to end and `restart` was called."""
-        self._thread.join()
+        join_at_close(self._thread, self._routes.transport)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.log_units import unpack_sound_bytes
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
 from raymq.cluster import forks
+from raymq.cluster.client_thread import check_real_threads
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
@@ -42,6 +45,23 @@ _OPTIONS = [
 
 #: exceptions of a stream or call whose server has ended
 BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
+
+
+#: what holds native objects of gRPC
+_holders: weakref.WeakSet[ShardConnection | _FlightStream] = weakref.WeakSet()
+
+
+def _keep_natives() -> None:
+    """Keep the native objects of the parent for ever, in a forked child.
+
+    gRPC does not survive a fork: a destructor would wait for threads that only the parent has.
+    """
+    for holder in list(_holders):
+        for native in holder.natives:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+
+
+os.register_at_fork(after_in_child=_keep_natives)
 
 
 def translate(error: BaseException, endpoint: str) -> RayMQError:
@@ -96,7 +116,8 @@ class ShardConnection:
         *,
         ca: bytes | None = None,
     ) -> None:
-        """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used, and after a fork."""
+        """Raises: Rejected when RAY_TLS_CA_CERT is needed and cannot be used, after a fork, or without real threads."""
+        check_real_threads()
         self.endpoint = endpoint
         #: guards the two fields below
         self._lock = threading.Lock()
@@ -111,6 +132,18 @@ class ShardConnection:
         forks.check_connects()
         read_in_waiting_threads()
         self._client = flight.FlightClient(location, tls_root_certs=roots, generic_options=_OPTIONS)
+        self._forks = forks.count
+        _holders.add(self)
+
+    @property
+    def natives(self) -> tuple[Any, ...]:
+        """The native objects."""
+        return (self._client,)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child, and the connection that of its parent: nothing native may be called."""
+        return forks.count != self._forks
 
     def call(
         self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
@@ -161,7 +194,12 @@ class ShardConnection:
         return writer, reader
 
     def _acquire(self) -> None:
-        """Keep the native client open until `release`. Raises: Unavailable when the connection is closed."""
+        """Keep the native client open until `release`.
+
+        Raises: Unavailable when the connection is closed; Rejected in a forked child.
+        """
+        if self.is_inherited:
+            forks.check_connects()
         with self._lock:
             if self._closed:
                 raise Unavailable(
@@ -179,6 +217,8 @@ class ShardConnection:
 
     def close(self) -> None:
         """Refuse new calls and streams. The last one under way closes the native client."""
+        if self.is_inherited:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -198,11 +238,17 @@ class _FlightStream:
         self._reader = reader
         self._connection = connection
         self._closed = False
+        _holders.add(self)
         try:
             writer.begin(self.schema)
         except BROKEN as error:
             _FlightStream.close(self)
             raise translate(error, connection.endpoint) from error
+
+    @property
+    def natives(self) -> tuple[Any, ...]:
+        """The native objects."""
+        return self._writer, self._reader
 
     def _write(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> None:
         try:
@@ -233,11 +279,12 @@ class _FlightStream:
 
     def abort(self) -> None:
         """Break the stream: threads that read or write it get Unavailable."""
-        self._reader.cancel()
+        if not self._connection.is_inherited:
+            self._reader.cancel()
 
     def close(self) -> None:
         """End the stream at once, even with unanswered requests. It must not be used afterwards."""
-        if self._closed:
+        if self._closed or self._connection.is_inherited:
             return
         self._closed = True
         self._reader.cancel()

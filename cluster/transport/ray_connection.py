@@ -24,6 +24,7 @@ from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_call, unpack_acks
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX
+from raymq.cluster.client_thread import check_real_threads
 from raymq.cluster.paths import NAMESPACE
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
@@ -63,7 +64,10 @@ class RayShardConnection:
     """A connection to one shard by its actor's name. Threads: any; a stream has one sender and one receiver."""
 
     def __init__(self, name: str, cluster_id: str) -> None:
-        """Raises: Rejected when this process is not connected to a Ray; Unavailable when the actor does not run."""
+        """Raises: Rejected without real threads, or when this process is not connected to a Ray; Unavailable when the
+        actor does not run.
+        """
+        check_real_threads()
         if not ray.is_initialized():
             raise Rejected(
                 "this process is not connected to Ray, by which it should reach the shards: call "

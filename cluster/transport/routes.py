@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -278,14 +279,33 @@ class Routes:
             self.heed(shard, route, error)
             raise
 
-        if not self.fails_over:
+        if self.transport == "ray" and not self.fails_over:
+            # Each of its calls has a time limit, and a question would have none.
             return stream
+        ask = self.ask_who_leads if self.fails_over else self._ask_whether_it_answers
         return FollowedFetchStream(
             stream,
             self._watch,
             on_failure=partial(self.heed, shard, route),
-            ask_who_leads=partial(self.ask_who_leads, shard, route),
+            ask_who_leads=partial(ask, shard, route),
         )
+
+    def _ask_whether_it_answers(
+        self, shard: int, route: LeaderRoute, on_silent: Callable[[], None]
+    ) -> None:
+        """Ask a shard that only one replica can lead for anything, without waiting.
+
+        Calls `on_silent`, on another thread, if no answer comes within LEADER_TIMEOUT_S. A shard that answers only
+        takes long for its fetch, and is not left.
+        """
+
+        def take(done: Future[dict[str, Any]]) -> None:
+            error = done.exception()
+            if isinstance(error, Unavailable | DeliveryUnknown):
+                on_silent()
+
+        asked = self.begin(shard, route.endpoint, "leader", {}, LEADER_TIMEOUT_S)
+        asked.add_done_callback(take)
 
     def replica_stream(self, shard: int, endpoint: str, silent_ms: int) -> FetchStream:
         """A stream for reads from one replica. It breaks when an answer is late by `silent_ms`.
@@ -740,7 +760,7 @@ class Routes:
             refuse_system_topic(name)
             raise Rejected(
                 f"topic {name!r} does not exist; create it first: "
-                f"cluster.create_topic({name!r}) or `raymq topic create {name}`",
+                f"cluster.create_topic({name!r}) or `raymq topic create {shlex.quote(name)}`",
                 field="topic",
                 limit="an existing topic",
             )

@@ -26,6 +26,7 @@ CA_CERT = "RAY_TLS_CA_CERT"
 #: prefix of an endpoint with TLS
 TLS_PREFIX = "tls://"
 PLAIN_URL, TLS_URL = "raymq://", "raymq+tls://"
+PORT_MAX = 65_535
 
 
 #: the certificate and key of a server, PEM
@@ -133,8 +134,11 @@ def parse_url(url: str) -> str | None:
         if url.startswith(scheme):
             endpoint = url.removeprefix(scheme).rstrip("/")
             host, _, port = endpoint.rpartition(":")
-            if not host or not port.isdigit():
+            if not host or not port.isdecimal():
                 raise Rejected(f"{url!r}: use {scheme}host:port", field="target")
+            if not 0 < int(port) <= PORT_MAX:
+                message = f"{url!r}: {port} is no port; use 1 to {PORT_MAX}"
+                raise Rejected(message, field="target", limit=PORT_MAX)
             return prefix + endpoint
     return None
 

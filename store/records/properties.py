@@ -32,7 +32,8 @@ TAG_EXTRA_BYTES = len(TAG_NAME) + 1
 def encode(properties: Mapping[str, str]) -> bytes:
     """The properties string, with the trailing separator.
 
-    Raises: Rejected for an empty name or value (RocketMQ drops such a pair when reading), and for a separator in one.
+    Raises: Rejected for an empty name or value (RocketMQ drops such a pair when reading), for a separator in one, and
+    for text that UTF-8 cannot hold.
     """
     for name, value in properties.items():
         if not name or not value:
@@ -50,7 +51,16 @@ def encode(properties: Mapping[str, str]) -> bytes:
                 limit="no \\x01, \\x02",
             )
 
-    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        name = text[: error.start + 1].rpartition("\x02")[2].partition("\x01")[0]
+        raise Rejected(
+            f"property {name!r} has half of a surrogate pair, which UTF-8 cannot hold; replace that character",
+            field="properties",
+            limit="Unicode text",
+        ) from None
 
 
 def decode(data: bytes) -> dict[str, str]:

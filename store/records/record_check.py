@@ -76,7 +76,10 @@ def check_put(
 
     # No value is longer than all of them together: most batches need no check of each row.
     if joined_length(body) > max_message_bytes:
-        advice = "split it, compress it, or raise max_message_bytes"
+        advice = (
+            "split it, compress it, or store it elsewhere and send its place; only a program that embeds the store may "
+            "raise max_message_bytes"
+        )
         _check_lengths(value_lengths(body), max_message_bytes, "body", advice)
 
     stored_bytes = 0

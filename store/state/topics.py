@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -186,7 +187,7 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
     if info is None:
         refuse_system_topic(topic)
         fmt.check_topic_name(topic)
-        fault = f"topic {topic} does not exist; create it first (`raymq topic create {topic}`)"
+        fault = f"topic {topic} does not exist; create it first (`raymq topic create {shlex.quote(topic)}`)"
         raise Rejected(fault, field="topic", limit="an existing topic")
     if not 0 <= queue_id < info.queues:
         raise Rejected(

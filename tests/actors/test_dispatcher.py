@@ -455,3 +455,46 @@ def test_an_index_that_lags_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Pat
         assert not dispatcher._step()
         store.flags.clear(LOGIC_DISK_FULL)
         assert store.reput.index_behind
+
+
+def test_a_busy_queue_leaves_room_for_quiet_ones_in_the_same_fetch(shard: Shard) -> None:
+    shard.store.create_topic("many", 4, [0])
+    for queue, count in ((0, 400), (1, 1), (2, 300), (3, 2)):
+        shard.put("many", count, queue)
+    shard.start()
+    for queue in range(4):
+        until(
+            lambda queue=queue: shard.store.queue_range("many", queue)[1] > 0,
+            lambda: threading.Event().wait(0.001),
+        )
+
+    def counts(first: int) -> dict[int, int]:
+        offsets = {(first + turn) % 4: 0 for turn in range(4)}
+        found = shard.dispatcher.fetch(FetchRequest("many", offsets, 20_000, 1000, 0))
+        return {part.queue_id: len(part.records) for part in found if part.records is not None}
+
+    size = 20_000 // sum(counts(1).values())
+    for first in range(4):
+        found = counts(first)
+        assert set(found) == {0, 1, 2, 3}
+        assert (found[1], found[3]) == (1, 2)
+        # The bytes that the quiet ones do not need are used.
+        assert sum(found.values()) * size > 15_000 or first in (0, 2)
+    assert counts(0)[0] * size > 4_000
+
+
+def test_large_messages_of_others_do_not_keep_a_queue_back_for_ever(shard: Shard) -> None:
+    shard.store.create_topic("many", 3, [0])
+    for queue, count in ((0, 3), (1, 2), (2, 1)):
+        shard.put("many", count, queue)
+    shard.start()
+    until(
+        lambda: all(shard.store.queue_range("many", queue)[1] for queue in range(3)),
+        lambda: threading.Event().wait(0.001),
+    )
+    # A byte is less than any message: each fetch has one queue.
+    firsts = [
+        shard.dispatcher.fetch(FetchRequest("many", dict.fromkeys(order, 0), 1, 10, 0))[0].queue_id
+        for order in ((0, 1, 2), (1, 2, 0), (2, 0, 1))
+    ]
+    assert firsts == [0, 1, 2]

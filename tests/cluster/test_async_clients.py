@@ -613,3 +613,85 @@ def test_a_full_disk_reaches_the_awaiting_task(
         await sender.close()
 
     run(main())
+
+
+def in_another_loop(main: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives in a loop of its own, after the first one has ended."""
+    return run(main)
+
+
+def test_a_consumer_in_another_event_loop_is_refused_and_can_be_closed_there(
+    consumer: Callable[..., AsyncConsumer], backend: FakeBackend
+) -> None:
+    put(backend, b"x")
+    reading = consumer(start="earliest")
+    assert [each.body for each in run(reading.poll(timeout=10))] == [b"x"]
+
+    async def use() -> None:
+        for call in (lambda: reading.poll(timeout=0.01), reading.open, lambda: anext(reading)):
+            with pytest.raises(Rejected, match="another event loop") as refused:
+                await call()
+            assert refused.value.field == "loop"
+        await reading.close()
+        await reading.close()
+
+    in_another_loop(use())
+    assert reading._consumer is not None
+    assert reading._consumer._state.closed
+    with pytest.raises(Rejected, match="closed"):
+        in_another_loop(reading.poll())
+
+
+def test_a_consumer_whose_loop_ended_while_it_opened_can_be_closed(
+    consumer: Callable[..., AsyncConsumer],
+) -> None:
+    reading = consumer(start="earliest")
+
+    async def begin() -> None:
+        asyncio.ensure_future(reading.open())  # noqa: RUF006
+        await asyncio.sleep(0)
+
+    run(begin())
+    in_another_loop(reading.close())
+    with pytest.raises(Rejected, match="closed"):
+        in_another_loop(reading.open())
+
+
+def test_a_producer_in_another_event_loop_is_refused_and_can_be_closed_there(
+    producer: Callable[..., AsyncProducer], backend: FakeBackend
+) -> None:
+    sending = producer(linger_ms=FOREVER_MS)
+    lost: list[Awaitable[Receipt]] = []
+
+    async def send() -> None:
+        await sending.send("t", b"0", queue_id=0)
+        sending.send("t", b"1", queue_id=0)
+        # Its topic is not looked up yet.
+        lost.append(sending.send("unknown", b"2"))
+
+    async def close() -> None:
+        with pytest.raises(Rejected, match="another event loop"):
+            sending.send("t", b"3")
+        with pytest.raises(Rejected, match="closed"):
+            await sending.close(20)
+
+    run(send())
+    in_another_loop(close())
+    assert backend.bodies("t") == [b"0", b"1"]
+    with pytest.raises(Rejected, match="closed"):
+        in_another_loop(receipt_of(lost[0]))
+
+
+def test_a_producer_is_not_closed_in_another_loop_while_its_own_runs(
+    producer: Callable[..., AsyncProducer],
+) -> None:
+    sending = producer()
+
+    async def main() -> None:
+        await sending.send("t", b"0", queue_id=0)
+        with pytest.raises(Rejected, match="each in its own"):
+            await asyncio.to_thread(asyncio.run, sending.close())
+        await sending.send("t", b"1", queue_id=0)
+        await sending.close()
+
+    run(main())

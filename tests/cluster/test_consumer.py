@@ -430,3 +430,38 @@ def test_an_offset_that_no_queue_can_have_is_refused_before_it_is_asked_for(
     consumer = make(start="earliest")
     with pytest.raises(Rejected, match="offset of queue 0"):
         consumer.seek(0, offset)
+
+
+def poll_by(size: int, consumer: Consumer, count: int) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+    while len(found) < count:
+        found += consumer.poll(size, 10)
+    return found
+
+
+def test_queues_take_turns_while_a_fetch_is_handed_out(cluster: FakeCluster, make: Make) -> None:
+    # The first turn is the second queue's.
+    put(cluster, 2, *[b"busy %d" % n for n in range(300)])
+    put(cluster, 0, b"quiet")
+    # Both are on one shard, and so in one fetch.
+    consumer = make(start="earliest", queues=[0, 2])
+    found = poll_by(50, consumer, 301)
+    assert {message.queue_id for message in found[:51]} == {0, 2}
+    assert [message.offset for message in found if message.queue_id == 2] == list(range(300))
+    assert consumer.positions() == {0: 1, 2: 300}
+
+
+def test_queues_take_turns_after_iteration_gave_messages_back(
+    cluster: FakeCluster, make: Make
+) -> None:
+    put(cluster, 0, *[b"%d" % n for n in range(1500)])
+    put(cluster, 2, *[b"%d" % n for n in range(1500)])
+    consumer = make(start="earliest", queues=[0, 2])
+    found: dict[int, list[int]] = {0: [], 2: []}
+    while sum(map(len, found.values())) < 3000:
+        one = consumer.next_message(10)
+        assert one is not None
+        found[one.queue_id].append(one.offset)
+        for message in consumer.poll(7, 0):
+            found[message.queue_id].append(message.offset)
+    assert found == {0: list(range(1500)), 2: list(range(1500))}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.api.shard_api import put_request
-from raymq.cluster.messages.delivery_times import encode_times
+from raymq.cluster.messages.delivery_times import EARLIEST_MS, encode_times
 from raymq.cluster.messages.queue_split import TURN_ROWS
 from raymq.cluster.messages.write_columns import SinkTopic, by_queue
 from raymq.cluster.produce.message_encoder import timer_properties
@@ -87,8 +87,8 @@ def test_rows_are_delivered_once_after_their_time_with_all_columns(
     soon = datetime.now(UTC) + timedelta(milliseconds=1500)
     kind = pa.map_(pa.string(), pa.string())
     batch = frame(
-        ["now", "past", "1970", "soon"],
-        [None, LONG_PAST, datetime(1970, 1, 1, tzinfo=UTC), soon],
+        ["now", "past", "2001", "soon"],
+        [None, LONG_PAST, datetime(2001, 1, 1, tzinfo=UTC), soon],
         key=["k0", "k1", "k2", "k3"],
         tag=["red", "blue", None, "red"],
         properties=pa.array([[("p", "q")]] * 4, kind),
@@ -106,7 +106,7 @@ def test_rows_are_delivered_once_after_their_time_with_all_columns(
     # The last one to come.
     messages = poll(shard, topic, 4)
     found = {each.body: each for each in messages}
-    assert sorted(found) == [b"1970", b"now", b"past", b"soon"]
+    assert sorted(found) == [b"2001", b"now", b"past", b"soon"]
     assert len(messages) == 4
     assert found[b"soon"].store_time_ms >= soon.timestamp() * 1000
     assert [found[b"past"].key, found[b"past"].tag, found[b"past"].queue_id] == [b"k1", "blue", 1]
@@ -183,7 +183,7 @@ def test_what_a_publication_could_refuse_is_refused_while_rows_are_staged(
         for size in range(63_400, 64_001, 10):
             taken = stage(shard, topic, frame(["x" * size], [LONG_PAST]))
 
-    with pytest.raises(Rejected, match="row 0 makes a record of"):
+    with pytest.raises(Rejected, match="row 0 of a batch for later makes a record of"):
         stage_larger_and_larger()
     commit(shard, topic, taken)
     (largest,) = poll(shard, topic, 1)
@@ -264,18 +264,28 @@ def test_times_of_every_unit_are_those_of_a_producer(unit: str) -> None:
 
 
 def test_a_part_of_a_millisecond_is_rounded_up_and_null_stays_null() -> None:
-    times = pa.array([1, 1000, 1001, None, 0], pa.timestamp("us", "Asia/Tokyo"))
+    us = 1000 * EARLIEST_MS
+    times = pa.array(
+        [us + 1, us + 1000, us + 1001, None, us + 1_000_000], pa.timestamp("us", "Asia/Tokyo")
+    )
     found = [each and decode(each) for each in encode_times(times).to_pylist()]
-    assert found == [
-        {"TIMER_DELIVER_MS": text, "TIMER_OUT_MS": "0"} if text else None
-        for text in ("1", "1", "2", None, "0")
+    assert [each and int(each["TIMER_DELIVER_MS"]) - EARLIEST_MS for each in found] == [
+        1,
+        1,
+        2,
+        None,
+        1000,
     ]
 
 
-@pytest.mark.parametrize(("unit", "time"), [("ms", -1), ("us", -1), ("ns", -1), ("s", -(1 << 62))])
-def test_a_time_before_1970_is_refused_with_its_row(unit: str, time: int) -> None:
-    times = pa.array([None, NOW_MS // 1000, time], pa.timestamp(unit, "UTC"))
-    with pytest.raises(Rejected, match="row 2: deliver_at is before 1970") as refused:
+@pytest.mark.parametrize("is_negative", [True, False])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_time_before_2001_is_refused_with_its_row(unit: str, is_negative: bool) -> None:
+    per_s = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}[unit]
+    earliest = EARLIEST_MS // 1000 * per_s
+    early = -(1 << 62) if is_negative else earliest - 1
+    times = pa.array([None, earliest, early], pa.timestamp(unit, "UTC"))
+    with pytest.raises(Rejected, match="row 2: deliver_at is before 2001") as refused:
         encode_times(times)
     assert (refused.value.field, refused.value.row) == ("deliver_at", 2)
     assert refused.value.limit

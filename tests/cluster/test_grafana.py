@@ -129,6 +129,8 @@ def test_it_has_the_variables_of_rays_dashboards_and_one_for_the_cluster(
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert list(variables) == ["datasource", "Cluster", "RayMQ"]
     assert variables["datasource"]["query"] == "prometheus"
+    # With several of Prometheus, or none of them the default, the user has to choose one.
+    assert not any(variable["hide"] for variable in variables.values())
     assert variables["Cluster"]["allValue"] == variables["RayMQ"]["allValue"] == ".*"
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
     assert used - set(variables) == {"__rate_interval", "__all"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections import deque
 from pathlib import Path
 
 import pyarrow as pa
@@ -50,6 +52,7 @@ def handle() -> Queue:
     """A handle without a cluster, as far as decoding needs it."""
     made = object.__new__(Queue)
     made.name, made._codec, made._accept = "jobs", codec("msgpack"), ("json",)
+    made._lock, made._left = threading.Lock(), deque()
     return made
 
 
@@ -63,7 +66,7 @@ def test_a_queue_decodes_items_of_the_codecs_that_it_takes_and_plain_bytes(handl
 def test_a_queue_refuses_an_item_that_names_another_codec(handle: Queue) -> None:
     body = codec("arrow-ipc").encode(pa.table({"a": [1]}))
     with pytest.raises(Rejected, match="takes msgpack, json, bytes") as refused:
-        handle._decode([Items(7, [body], ["arrow-ipc"])])
+        handle._returned(handle._decode([Items(7, [body], ["arrow-ipc"])]))
     assert (refused.value.field, refused.value.fields["offset"]) == ("codec", 7)
 
 

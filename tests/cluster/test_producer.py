@@ -552,7 +552,7 @@ def test_a_delayed_message_waits_on_its_queues_shard_and_a_late_one_is_sent_at_o
         futures = [
             producer.send("t", b"%d" % n, queue_id=n, tag="a", deliver_at_ms=at) for n in range(4)
         ]
-        late = producer.send(Message(topic="t", body=b"late", key=b"k", deliver_at_ms=1))
+        late = producer.send(Message(topic="t", body=b"late", key=b"k", deliver_at_ms=10**12))
 
     receipts = [future.result(10) for future in futures]
     assert [receipt[:4] for receipt in receipts] == [(TIMER_TOPIC, 0, 0, n) for n in range(4)]

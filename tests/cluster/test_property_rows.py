@@ -41,6 +41,9 @@ def expected(row: int, properties: Pairs, headers: Pairs) -> bytes | None:
     found: dict[str, str] = {}
     by_name = sorted(properties or (), key=lambda pair: pair[0] or b"")
     for pairs in (by_name, headers or ()):
+        own = [name or b"" for name, _ in pairs]
+        if len(set(own)) < len(own):
+            raise Rejected("two of one name")
         for name, value in pairs:
             text = (name or b"").decode()
             if text in SYSTEM_PROPERTIES:
@@ -86,13 +89,13 @@ def test_pairs_of_a_map_come_by_name_and_headers_in_their_order() -> None:
     rows: list[Pairs] = [
         [(b"b", b"2"), (b"a", b"1"), (b"ab", b"3")],
         None,
-        [(b"b", b"1"), (b"a", b"4"), (b"b", b"2")],
+        [(b"b", b"1"), (b"a", b"4")],
         [(b"z", b"5")],
     ]
     assert encode_rows({"properties": as_maps(rows)}).to_pylist() == [
         b"a\x011\x02ab\x013\x02b\x012\x02",
         None,
-        b"a\x014\x02b\x012\x02",
+        b"a\x014\x02b\x011\x02",
         b"z\x015\x02",
     ]
     assert encode_rows({"headers": as_headers(rows)}).to_pylist()[0] == (
@@ -113,7 +116,10 @@ def test_a_header_replaces_a_property_in_its_place() -> None:
         (b"TAGS", b"x", "row 1: property TAGS belongs to the system"),
         (b"a", b"\xff", "row 1: a in headers is not UTF-8"),
         (b"a\xff", b"x", "is not UTF-8"),
-        (b"a", None, "row 1: property 'a' has an empty value"),
+        (b"a", None, "row 1: property 'a' has an empty value, or null"),
+        (b"a", b"", "leave it out of headers, or give it a text"),
+        (b"b", b"2", "row 1: two pairs of headers have the key 'b', .* join their values"),
+        (b"b", b"1", "two pairs of headers have the key 'b'"),
         (None, b"x", "row 1: property '' has an empty name"),
         (b"a", b"x\x02", "row 1: property 'a' has the character"),
         (b"a\x01", b"x", "has the character"),
@@ -151,13 +157,16 @@ def test_rows_without_pairs_have_no_properties(column: Any) -> None:
 def test_a_map_of_send_batch_is_encoded_the_same_way() -> None:
     kind = pa.map_(pa.string(), pa.string())
     rows = pa.table(
-        {"body": ["x", "y"], "properties": pa.array([[("a", "1"), ("a", "2")], None], kind)}
+        {"body": ["x", "y"], "properties": pa.array([[("b", "1"), ("a", "2")], None], kind)}
     )
     batch, _ = put_batch(rows, now_ms=0)
     assert [each and decode(each) for each in batch.column("properties").to_pylist()] == [
-        {"a": "2"},
+        {"a": "2", "b": "1"},
         None,
     ]
+    twice = pa.array([[("a", "1"), ("a", "2")]], kind)
+    with pytest.raises(Rejected, match="row 0: two pairs of properties have the key 'a'"):
+        put_batch(pa.table({"body": ["x"], "properties": twice}), now_ms=0)
     with pytest.raises(Rejected, match="row 0: property 'a' has an empty value"):
         put_batch(
             pa.table({"body": ["x"], "properties": pa.array([[("a", None)]], kind)}), now_ms=0

@@ -122,6 +122,7 @@ def test_several_topics_are_one_dataset(shard: ServedShard) -> None:
         ([], {}, Rejected, "topics"),
         ("t", {"start_offset": "yesterday"}, Rejected, "start_offset"),
         ("t", {"end_offset": 1.5}, Rejected, "end_offset"),
+        ("t", {"start_offset": {0: 1}, "end_offset": {0: 0}}, Rejected, "end_offset"),
         ("t", {"start_offset": {2: 0}}, Rejected, "start_offset"),
         ("t", {"start_offset": {"u": {0: 0}}}, Rejected, "start_offset"),
         ("t", {"start_offset": {"t": 3}}, Rejected, "start_offset"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import textwrap
 import threading
 import warnings
 import weakref
@@ -18,6 +19,8 @@ from raymq.cluster.consume.async_consumer import AsyncConsumer
 from raymq.cluster.consume.consumer import Consumer
 from raymq.cluster.produce.async_producer import AsyncProducer
 from raymq.cluster.produce.producer import Producer
+from raymq.store.base.errors import Rejected
+from tests.support.cluster_program import run_program
 from tests.support.fake_backend import FakeCluster
 from tests.support.waiting import until
 
@@ -157,3 +160,114 @@ def test_a_client_that_holds_nothing_does_not_warn(cluster: FakeCluster) -> None
             Consumer(cluster, "t", fetch_bytes=0)
 
     assert warned(use, cluster, close=False) == []
+
+
+# --- the end of a program ---------------------------------------------------------------------------
+
+
+def run_to_its_end(fake: FakeCluster, program: str, *, flush_s: float = 30.0) -> tuple[int, str]:
+    """Run a program that waits so long for receipts at its end. Returns: its exit code and stderr."""
+    head = f"from raymq.cluster import unclosed; unclosed.EXIT_FLUSH_S = {flush_s}\n"
+    return run_program(fake, head + textwrap.dedent(program))
+
+
+@pytest.mark.parametrize("close", ["", "raise SystemExit(0)", "import raymq; del producer"])
+def test_a_program_that_ends_without_close_stores_what_it_sent(
+    cluster: FakeCluster, close: str
+) -> None:
+    program = f"""
+        producer = cluster.producer(linger_ms=60_000)
+        for number in range(1000):
+            producer.send("t", b"%d" % number, queue_id=0)
+        {close}
+    """
+    assert run_to_its_end(cluster, program) == (0, "")
+    assert cluster.backends[0].bodies("t") == [b"%d" % number for number in range(1000)]
+
+
+def test_a_program_that_ends_without_receipts_says_how_many_messages_it_may_have_lost(
+    cluster: FakeCluster,
+) -> None:
+    backend = cluster.backends[0]
+    backend.hold()
+    program = """
+        producers = [cluster.producer(), cluster.producer()]
+        for number in range(5):
+            for producer in producers:
+                producer.send("t", b"x", queue_id=0)
+    """
+    code, stderr = run_to_its_end(cluster, program, flush_s=0.2)
+    backend.release()
+    (line,) = stderr.splitlines()
+    assert line.startswith("raymq: 10 messages of an unclosed Producer have no receipt")
+    assert code == 0
+
+
+def test_a_failure_that_no_caller_has_seen_is_counted_at_the_end_of_the_program(
+    cluster: FakeCluster,
+) -> None:
+    cluster.backends[0].refusals = [Rejected("no"), Rejected("no"), Rejected("no")]
+    program = """
+        producer = cluster.producer()
+        seen = producer.send("t", b"seen", queue_id=0)
+        try:
+            seen.result(30)
+        except Exception:
+            producer.send("t", b"unseen", queue_id=0)
+    """
+    code, stderr = run_to_its_end(cluster, program)
+    assert (code, len(stderr.splitlines())) == (0, 1)
+    assert stderr.startswith("raymq: 1 messages of an unclosed Producer")
+
+
+def test_a_program_that_closed_its_producers_says_nothing_at_its_end(cluster: FakeCluster) -> None:
+    program = """
+        with cluster.producer() as producer:
+            producer.send("t", b"x", queue_id=0)
+    """
+    assert run_to_its_end(cluster, program) == (0, "")
+
+
+def test_messages_that_a_loop_left_unsent_are_counted(cluster: FakeCluster) -> None:
+    program = """
+        async def main():
+            producer = cluster.async_producer()
+            for _ in range(7):
+                producer.send("t", b"x")
+
+        asyncio.run(main())
+    """
+    code, stderr = run_to_its_end(cluster, program)
+    assert (code, len(stderr.splitlines())) == (0, 1)
+    assert stderr.startswith("raymq: 7 messages of an unclosed AsyncProducer")
+
+
+def test_messages_that_a_loop_handed_over_are_stored(cluster: FakeCluster) -> None:
+    program = """
+        async def main():
+            producer = cluster.async_producer(linger_ms=60_000)
+            await producer.send("t", b"0", queue_id=0)
+            for number in range(1, 100):
+                producer.send("t", b"%d" % number, queue_id=0)
+
+        asyncio.run(main())
+    """
+    assert run_to_its_end(cluster, program) == (0, "")
+    assert cluster.backends[0].bodies("t") == [b"%d" % number for number in range(100)]
+
+
+def test_a_forked_child_that_ends_does_not_count_its_parents_messages(
+    cluster: FakeCluster,
+) -> None:
+    program = """
+        producer = cluster.producer(linger_ms=60_000)
+        producer.send("t", b"x", queue_id=0).result(30)
+        producer.send("t", b"y", queue_id=0)
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+    """
+    code, stderr = run_to_its_end(cluster, program)
+    assert code == 0
+    assert "raymq:" not in stderr
+    assert cluster.backends[0].bodies("t") == [b"x", b"y"]

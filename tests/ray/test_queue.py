@@ -157,6 +157,28 @@ def test_the_awaited_methods_and_a_cancelled_get(cluster: raymq.Cluster) -> None
 
 
 @pytest.mark.timeout(120)
+def test_an_item_that_is_put_after_an_interrupted_get_goes_to_the_next_get_of_any_handle(
+    cluster: raymq.Cluster,
+) -> None:
+    items, other = (raymq.Queue("interrupted", cluster=cluster) for _ in range(2))
+
+    def ring(*_: object) -> None:
+        # Ray's own calls pass on no other exception of a signal handler.
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for number in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                items.get()
+            other.put(number)
+            assert other.get(timeout=30) == number
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.timeout(120)
 def test_codecs_are_the_clients_affair_and_nothing_is_unpickled(cluster: raymq.Cluster) -> None:
     class Pickle:
         name = "pickle"

@@ -68,6 +68,10 @@ def test_the_row_of_an_error_counts_the_rows_of_all_topics() -> None:
         list(by_queue(pa.record_batch(rows), found, topic=None, first_row=0))
 
 
+#: a time of after 2001
+LATER = 10**12
+
+
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
@@ -79,10 +83,16 @@ def test_the_row_of_an_error_counts_the_rows_of_all_topics() -> None:
             "row 3: partition 18446744073709551615 is outside 0 to 0",
         ),
         (
-            {"value": [b"v", b"v", b"v", None], "deliver_at": pa.array([0, 0, None, 0], TIMES)},
+            {
+                "value": [b"v", b"v", b"v", None],
+                "deliver_at": pa.array([LATER, LATER, None, LATER], TIMES),
+            },
             "row 3: value is null",
         ),
-        ({"deliver_at": pa.array([0, 0, None, -1], TIMES)}, "row 3: deliver_at is before 1970"),
+        (
+            {"deliver_at": pa.array([LATER, LATER, None, -1], TIMES)},
+            "row 3: deliver_at is before 2001",
+        ),
     ],
 )
 def test_the_row_of_a_wrong_value_counts_the_rows_of_all_topics(
@@ -98,7 +108,7 @@ def test_the_row_of_a_wrong_value_counts_the_rows_of_all_topics(
 def test_a_row_that_a_schema_does_not_take_keeps_its_number_beside_rows_for_later() -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
     found = {"t": SinkTopic(1, TopicValues("t", schema), (0,))}
-    rows = {"id": [1, 2, 3, None], "deliver_at": pa.array([0, None, None, 0], TIMES)}
+    rows = {"id": [1, 2, 3, None], "deliver_at": pa.array([LATER, None, None, LATER], TIMES)}
     with pytest.raises(Rejected, match="row 3: column id is null"):
         list(by_queue(pa.record_batch(rows), found, topic="t", first_row=0, takes_later=True))
 
@@ -108,7 +118,7 @@ def test_rows_for_later_go_to_the_timers_of_the_shard_of_their_queue() -> None:
         "value": [b"a", b"b", b"c", b"d"],
         "partition": pa.array([0, 1, 2, 2], pa.int32()),
         "key": ["k"] * 4,
-        "deliver_at": pa.array([1, None, 1, 1], TIMES),
+        "deliver_at": pa.array([LATER + 1, None, LATER + 1, LATER + 1], TIMES),
     }
     found = {"t": SinkTopic(3, TopicValues("t"), (4, 5))}
     parts = list(by_queue(pa.record_batch(rows), found, topic="t", first_row=0, takes_later=True))
@@ -121,8 +131,8 @@ def test_rows_for_later_go_to_the_timers_of_the_shard_of_their_queue() -> None:
     assert [decode(text) for text in texts] == [
         {
             "__SHARDINGKEY": "k",
-            "TIMER_DELIVER_MS": "1",
-            "TIMER_OUT_MS": "0",
+            "TIMER_DELIVER_MS": "1000000000001",
+            "TIMER_OUT_MS": "1000000000000",
             "REAL_TOPIC": "t",
             "REAL_QID": "2",
         }

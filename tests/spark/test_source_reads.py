@@ -115,6 +115,21 @@ def test_a_batch_begins_and_ends_at_offsets(source: Source) -> None:
     assert source.read(ranges) == [b"1", b"2", b"x", b"y"]
 
 
+def test_a_batch_that_ends_before_it_begins_is_refused(source: Source) -> None:
+    source.put("t", 0, b"0", b"1", b"2")
+    begin, end = '{"t": {"0": 2, "1": 0}}', '{"t": {"0": 1, "1": -1}}'
+    with pytest.raises(Rejected, match="queue 0 ends at 1, before startingOffsets") as refused:
+        source.plan(startingOffsets=begin, endingOffsets=end)
+    assert (refused.value.field, refused.value.limit, refused.value.found) == (
+        "endingOffsets",
+        2,
+        1,
+    )
+    assert source.plan(startingOffsets=begin, endingOffsets=begin.replace("0}", "-1}")) == []
+    # Until a time there may be nothing after an offset.
+    assert source.plan(startingOffsets=begin, endingTimestamp="1") == []
+
+
 def test_a_batch_begins_and_ends_at_times(source: Source) -> None:
     source.backend.clock = clock = ManualClock()
     times = []

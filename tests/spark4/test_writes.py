@@ -152,7 +152,7 @@ def test_a_write_that_fails_leaves_nothing_that_readers_see(
         ("select 1 as value", {"topic": "refused"}, "column value has type int, expected binary"),
         ("select 'x' as value", {}, "no topic is given"),
         ("select 'x' as value", {"topic": "missing"}, "topic 'missing' does not exist"),
-        ("select 'x' as value, 'missing' as topic", {}, "a row has the topic 'missing'"),
+        ("select 'x' as value, 'missing' as topic", {}, "has the topic 'missing'"),
         ("select 'x' as value", {"topic": "refused", "delay": "1"}, "unknown option 'delay'"),
         ("select 'x' as value", {"topic": "refused", "writeId": ""}, "option writeId is empty"),
         ("select cast(null as string) as value", {"topic": "refused"}, "row 0"),
