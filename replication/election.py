@@ -61,6 +61,10 @@ class ElectionLimits:
     #: a leader whose log streams reach no majority for this long lets another replica lead. Each such leadership that
     #: follows another one in a row lasts twice as long, because no other replica may be able to lead
     stream_silence_ms: int = 10_000
+    #: a leader whose process for log streams has ended this long ago lets another replica lead, whose process runs
+    streams_lost_ms: int = 800
+    #: the same of a leader for which that process never ran: all replicas may have just started
+    streams_missing_ms: int = 3_000
     #: between two followers that ask for votes because the leader's process has ended
     turn_ms: int = 100
     #: between two questions that were not answered
@@ -122,6 +126,8 @@ class LogFacts(NamedTuple):
     matched_epoch: int = 0
     #: the disk takes appends, as far as the last one has shown
     is_writable: bool = True
+    #: the process runs that sends the log to the other replicas: Replication
+    can_stream: bool = True
 
     @property
     def recency(self) -> tuple[int, int]:
@@ -301,6 +307,11 @@ class _Leadership:
     checked_ms: int = 0
     #: replica -> the newest check that it has answered, and whether it is complete
     answers: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    #: the replicas that could not stream, as their last answers to checks say
+    not_streaming: set[int] = field(default_factory=set)
+    #: when the own process for log streams ran last, and whether it has in this leadership
+    could_stream_ms: int = 0
+    has_streamed: bool = False
     joins: list[_WaitingJoin] = field(default_factory=list)
     #: when the own disk last had stored everything, or more than before
     stored_ms: int = 0
@@ -357,6 +368,8 @@ class ElectionMachine:
         #: when an election begins, or the present one is tried again; None: not known before the first tick
         self._election_ms: int | None = None
         self._leader_heard_ms: int | None = None
+        #: this process has led or heard a leader
+        self._has_seen_leader = False
         #: number of the last question to all others
         self._question = 0
         #: answers to the present question: replica -> complete
@@ -452,6 +465,7 @@ class ElectionMachine:
             (end, -((replica - self.me.id) % count), replica)
             for replica, end in list(leadership.durable_ends.items())
             if replica in self._electable
+            and replica not in leadership.not_streaming
             and self._now_ms - leadership.streamed_ms[replica] <= self._limits.majority_silence_ms
         ]
         return max(ends)[2] if ends else None
@@ -576,14 +590,15 @@ class ElectionMachine:
             if self.is_replaced(self.me):
                 return
             self._hear_heartbeat(sender)
-            self._send(sender, CheckLeaderReply(message.number, self.ballot.is_complete))
+            answer = CheckLeaderReply(message.number, self.ballot.is_complete, self._log.can_stream)
+            self._send(sender, answer)
         elif isinstance(message, CheckLeaderReply):
             self._take_check(sender, message)
         elif isinstance(message, Join):
             self._take_join(sender, message)
         elif isinstance(message, JoinReply) and 0 < message.nonce == self._nonce:
             self._join_target = message.target
-        elif isinstance(message, TakeOver) and self._may_be_candidate and self.ballot.is_complete:
+        elif isinstance(message, TakeOver) and self._may_take_over:
             self._ask_votes(self.epoch + 1)
 
     def wait_ms(self, now_ms: int) -> int:
@@ -645,17 +660,35 @@ class ElectionMachine:
             self._ask_others(AskEpoch(self._question))
             self._after_epochs()
         else:
-            self._ask_others(PreVote(self._question, *self._log.recency))
+            self._ask_others(
+                PreVote(self._question, *self._log.recency, can_stream=self._log.can_stream)
+            )
             self._after_pre_votes()
 
     def _answer_pre_vote(self, sender: ReplicaProcess, epoch: int, message: PreVote) -> None:
-        """Say whether this replica would vote. One that hears a leader says no (R5)."""
+        """Say whether this replica would vote. One that hears a leader says no, and one that could lead better (R5)."""
+        recency = message.last_epoch, message.end
         granted = (
             not self._is_led()
             and epoch >= self.epoch
-            and (message.last_epoch, message.end) >= self._log.recency
+            and recency >= self._log.recency
+            and (message.can_stream or not self._could_lead_instead(recency))
         )
         self._send(sender, PreVoteReply(message.number, granted, self.ballot.is_complete))
+
+    @property
+    def _may_take_over(self) -> bool:
+        """Whether this replica may ask for votes at once when the leader asks it to."""
+        return self._may_be_candidate and self.ballot.is_complete and self._log.can_stream
+
+    def _could_lead_instead(self, recency: tuple[int, int]) -> bool:
+        """Whether this replica could lead, and stream its log, in the place of a candidate with that log.
+
+        Not before it has seen a leader: when all replicas start, one is preferred, whose Replication may come later.
+        """
+        log = self._log
+        can_lead = self._may_take_over and log.is_writable and log.recency >= recency
+        return self._has_seen_leader and can_lead
 
     def _is_led(self) -> bool:
         """Whether this replica leads, or hears a leader."""
@@ -736,9 +769,13 @@ class ElectionMachine:
 
         self.state = ElectionState.LEADER
         self.leader = self.me
+        self._has_seen_leader = True
         heard_ms = dict.fromkeys(self._answers, self._now_ms)
         self._leadership = _Leadership(
-            since_ms=self._now_ms, heard_ms=heard_ms, stored_ms=self._now_ms
+            since_ms=self._now_ms,
+            heard_ms=heard_ms,
+            stored_ms=self._now_ms,
+            could_stream_ms=self._now_ms,
         )
         self.incomplete_voters = tuple(
             replica for replica, is_complete in self._answers.items() if not is_complete
@@ -763,6 +800,7 @@ class ElectionMachine:
     def _hear_heartbeat(self, leader: ReplicaProcess) -> None:
         """Follow the leader of the present epoch, whose process lives: there is nothing to elect for now."""
         self._leader_heard_ms = self._now_ms
+        self._has_seen_leader = True
         self._await_leader()
         self._follow(leader)
 
@@ -840,7 +878,9 @@ class ElectionMachine:
             self._await_leader(times=2)
             return
 
-        self._watch_disk(has_advanced=has_advanced)
+        self._watch_streams()
+        if self.state is ElectionState.LEADER:
+            self._watch_disk(has_advanced=has_advanced)
         if self.state is not ElectionState.LEADER:
             return
 
@@ -859,6 +899,36 @@ class ElectionMachine:
         if self._leadership.hand_over_to is None:
             return limits.heartbeat_ms
         return min(limits.heartbeat_ms, limits.retry_ms)
+
+    def _watch_streams(self) -> None:
+        """Let another replica lead when the own process for log streams has ended, and that of another one runs (R16).
+
+        What the successor's log lacks cannot reach it. So this is no hand-over: puts under way are unknown.
+        """
+        leadership, limits = self._leadership, self._limits
+        if self._log.can_stream:
+            leadership.could_stream_ms, leadership.has_streamed = self._now_ms, True
+            return
+        limit_ms = limits.streams_lost_ms if leadership.has_streamed else limits.streams_missing_ms
+        if self._is_sole or self._now_ms - leadership.could_stream_ms <= limit_ms:
+            return
+        ends = [
+            (leadership.durable_ends.get(replica, 0), -replica, replica)
+            for replica, (_, is_complete) in leadership.answers.items()
+            if replica in self._electable
+            and is_complete
+            and replica not in leadership.not_streaming
+            and self._now_ms - leadership.heard_ms[replica] <= limits.majority_silence_ms
+        ]
+        if not ends:
+            return
+        successor = max(ends)[2]
+        self._send(ReplicaProcess(successor, 0), TakeOver())
+        self._step_down(
+            f"its Replication process does not run for {limit_ms} ms, and that of replica {successor} does"
+        )
+        # Others have the first try.
+        self._await_leader(times=2)
 
     def _watch_disk(self, *, has_advanced: bool) -> None:
         """Let another replica lead when the own disk has stored nothing for long, or is slower than others (R16).
@@ -983,6 +1053,10 @@ class ElectionMachine:
         leadership.heard_ms[sender.id] = self._now_ms
         if message.number > leadership.answers.get(sender.id, (0, False))[0]:
             leadership.answers[sender.id] = message.number, message.is_complete
+            if message.can_stream:
+                leadership.not_streaming.discard(sender.id)
+            else:
+                leadership.not_streaming.add(sender.id)
             self._after_check()
 
     def _after_check(self) -> None:

@@ -161,6 +161,8 @@ class PreVote(NamedTuple):
     last_epoch: int
     #: of the candidate's log
     end: int
+    #: the candidate could send its log to the others
+    can_stream: bool = True
 
 
 class PreVoteReply(NamedTuple):
@@ -211,6 +213,8 @@ class CheckLeaderReply(NamedTuple):
 
     number: int
     is_complete: bool
+    #: the replica could send its log to the others
+    can_stream: bool = True
 
 
 class Join(NamedTuple):
@@ -273,14 +277,14 @@ _LAYOUTS: dict[type[ReplicaMessage], struct.Struct] = {
     Ack: struct.Struct(">qqq?"),
     Conflict: struct.Struct(">qq"),
     Refusal: struct.Struct(">Bq"),
-    PreVote: struct.Struct(">Qqq"),
+    PreVote: struct.Struct(">Qqq?"),
     PreVoteReply: struct.Struct(">Q??"),
     RequestVote: struct.Struct(">qq"),
     VoteReply: struct.Struct(">??"),
     AskEpoch: struct.Struct(">Q"),
     EpochReply: struct.Struct(">Q?"),
     CheckLeader: struct.Struct(">Q"),
-    CheckLeaderReply: struct.Struct(">Q?"),
+    CheckLeaderReply: struct.Struct(">Q??"),
     Join: struct.Struct(">Q"),
     JoinReply: struct.Struct(">Qq"),
     TakeOver: struct.Struct(">"),

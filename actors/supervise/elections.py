@@ -119,6 +119,8 @@ class Elections:
         self.on_change: Callable[[], None] = lambda: None
         #: whether the disk takes appends, as far as the last one has shown
         self.is_writable: Callable[[], bool] = lambda: True
+        #: whether this replica's Replication runs, which sends the log to others
+        self.can_stream: Callable[[], bool] = lambda: True
         self.send_frame: SendToReplica = _drop
         log.epoch_floor = ballot.epoch
 
@@ -317,7 +319,12 @@ class Elections:
         log = self._log
         durable = own_durable(log.config.flush, log.ends)
         return LogFacts(
-            log.last_epoch, log.end, durable, *self.matched(), is_writable=self.is_writable()
+            log.last_epoch,
+            log.end,
+            durable,
+            *self.matched(),
+            is_writable=self.is_writable(),
+            can_stream=self.can_stream(),
         )
 
 

@@ -386,6 +386,7 @@ class ReplicaHost:
         self.streams = self._classes.streams(self)
         self.elections.on_change = self.supervisor.wake_commit_log
         self.elections.is_writable = self._is_disk_writable
+        self.elections.can_stream = partial(self.supervisor.works, "replication")
         self.dispatcher.wake()
 
     def _on_dispatched(self) -> None:

@@ -396,6 +396,11 @@ class Supervisor:
                 },
             }
 
+    def works(self, role: str) -> bool:
+        """Whether a process works in a role of this replica, as `tick` saw it last. Takes no lock."""
+        lease = self._leases.get(role)
+        return lease is not None and lease.fencing_token != 0
+
     def missing_roles(self) -> list[str]:
         """The roles without a process that works in them."""
         with self._lock:

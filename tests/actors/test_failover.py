@@ -120,6 +120,8 @@ class Shard:
             limits=limits,
             note_leadership=lambda epoch: self.led.setdefault(epoch, set()).add(replica),
         )
+        # No satellite runs. What is elected shall not depend on it.
+        self.hosts[replica].elections.can_stream = lambda: True
         return self.hosts[replica]
 
     def start_all(self) -> None:

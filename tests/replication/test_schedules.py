@@ -53,11 +53,11 @@ def test_an_elected_replica_that_lost_its_log_again_is_not_complete():
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
-def test_a_leader_stays_although_its_replication_is_away_for_some_seconds(members: int):
+def test_a_leader_stays_although_its_replication_hangs_for_some_seconds(members: int):
     script = Script(members, ElectionMachine)
     script.run(5_000)
     leader = script.leader()
-    leader.is_streaming = False
+    leader.is_streaming, leader.replication_hangs = False, True
     leader.stop_streams()
     script.run(8_000)
     assert script.leader() is leader
@@ -72,11 +72,25 @@ def test_a_leader_stays_although_its_replication_is_away_for_some_seconds(member
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
-def test_another_replica_leads_when_a_replication_does_not_come_back(members: int):
+def test_another_replica_leads_within_two_seconds_when_a_replication_has_ended(members: int):
     script = Script(members, ElectionMachine)
     script.run(5_000)
     leader = script.leader()
     leader.is_streaming = False
+    leader.stop_streams()
+    # Of messages that are under way, some take a while.
+    script.run(2_000)
+    assert script.leader() is not leader
+    assert script.world.elections == 2
+    heal(script)
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_another_replica_leads_when_a_replication_hangs_for_good(members: int):
+    script = Script(members, ElectionMachine)
+    script.run(5_000)
+    leader = script.leader()
+    leader.is_streaming, leader.replication_hangs = False, True
     leader.stop_streams()
     script.run(15_000)
     assert script.leader() is not leader

@@ -325,11 +325,12 @@ class Chaos:
         self.any_node().is_disk_stalled = False
 
     def stop_streams(self) -> None:
-        """Replication ends, and the other processes go on."""
+        """Replication ends or hangs, and the other processes go on."""
         node = self.any_node()
         if node.streams:
             self.faults["stopped Replications"] += 1
             node.is_streaming = False
+            node.replication_hangs = self.rng.random() < 0.5
             node.stop_streams()
 
     def start_streams(self) -> None:
@@ -375,6 +376,7 @@ class Chaos:
         elif faulty is not None:
             silent = faulty
             silent.is_streaming = False
+            silent.replication_hangs = self.rng.random() < 0.5
             silent.stop_streams()
         for node in world.nodes:
             if not node.is_streaming and node is not silent:

@@ -130,8 +130,10 @@ class Node:
     is_paused: bool = False
     replica: ElectionMachine | None = None
     receiver: LogReceiver | None = None
-    #: its Replication process runs; of a leader
+    #: its Replication process works
     is_streaming: bool = True
+    #: that process does not work, and has not ended
+    replication_hangs: bool = False
     #: follower -> the stream to it, while this replica leads and streams
     streams: dict[int, LogSender] = field(default_factory=dict)
     #: follower -> number of the open connection
@@ -175,6 +177,7 @@ class Node:
             matched,
             receiver.highest_epoch,
             is_writable=not self.is_disk_stalled,
+            can_stream=self.is_streaming or self.replication_hangs,
         )
 
     def first_ballot(self) -> Ballot:
