@@ -912,6 +912,7 @@ class ElectionMachine:
         limit_ms = limits.streams_lost_ms if leadership.has_streamed else limits.streams_missing_ms
         if self._is_sole or self._now_ms - leadership.could_stream_ms <= limit_ms:
             return
+
         ends = [
             (leadership.durable_ends.get(replica, 0), -replica, replica)
             for replica, (_, is_complete) in leadership.answers.items()
@@ -922,6 +923,7 @@ class ElectionMachine:
         ]
         if not ends:
             return
+
         successor = max(ends)[2]
         self._send(ReplicaProcess(successor, 0), TakeOver())
         self._step_down(
