@@ -38,6 +38,8 @@ RETRY_MAX_S = 2.0
 ANSWER_S = 30.0
 #: requests whose items are returned again when the request is repeated
 ASSIGNMENTS_KEPT = 50_000
+#: requests that were given up and are not served any more
+GIVEN_UP_KEPT = 10_000
 #: reserved room is released after this time, which is longer than a put may take
 RESERVED_S = 150.0
 #: interval at which the shard is asked which items exist
@@ -56,6 +58,14 @@ class WaitingGet:
     assigned: bool = False
     #: calls that wait for this request. Without any, no items are assigned to it
     asking: int = 0
+
+
+@dataclass(eq=False)
+class ArrivingTake:
+    """A call that asks for items and does not wait for them yet."""
+
+    #: its caller is gone
+    is_forgotten: bool = False
 
 
 @dataclass(eq=False)
@@ -101,6 +111,10 @@ class QueueCoordinator:
 
         #: request -> waiting get or put, in the order of the calls
         self._getters: dict[int, WaitingGet] = {}
+        #: requests that were given up before their call came
+        self._given_up: OrderedDict[int, None] = OrderedDict()
+        #: request -> calls that do not wait for items yet, because the log is not open, for example
+        self._arriving: dict[int, list[ArrivingTake]] = {}
         self._putters: dict[int, WaitingPut] = {}
         #: request -> (items, deadline) whose put may be in flight
         self._reserved: dict[int, tuple[int, float]] = {}
@@ -114,16 +128,8 @@ class QueueCoordinator:
         Returns: (first, count). Raises: Unavailable while the shard does not answer.
         Durable: the assignment, at return.
         """
-        await self._ready()
-
-        if request not in self._assigned and request not in self._getters:
-            old = self._clock.monotonic() - self._refreshed_s > REFRESH_S
-            if old or (not wait_s and self._known_end - self._next_unassigned < count):
-                await self._refresh_end()
-            if request not in self._getters and request not in self._assigned:
-                done = asyncio.get_running_loop().create_future()
-                self._getters[request] = WaitingGet(count, not wait_s, done)
-                self._wake.set()
+        if not await self._register(request, count, wait_s):
+            return None
 
         getter = self._getters.get(request)
         if getter is not None:
@@ -142,6 +148,47 @@ class QueueCoordinator:
         found = self._assigned.get(request)
         return None if found is None else (found.first, found.count)
 
+    async def _register(self, request: int, count: int, wait_s: float) -> bool:
+        """Have a request wait for its items, if these are not assigned yet. Returns: False if it is forgotten."""
+        call = ArrivingTake()
+        self._arriving.setdefault(request, []).append(call)
+        try:
+            await self._ready()
+            if request in self._assigned or request in self._getters:
+                return True
+            old = self._clock.monotonic() - self._refreshed_s > REFRESH_S
+            if old or (not wait_s and self._known_end - self._next_unassigned < count):
+                await self._refresh_end()
+        finally:
+            calls = self._arriving[request]
+            calls.remove(call)
+            if not calls:
+                del self._arriving[request]
+
+        if request not in self._getters and request not in self._assigned:
+            if call.is_forgotten or request in self._given_up:
+                return False
+            done = asyncio.get_running_loop().create_future()
+            self._getters[request] = WaitingGet(count, not wait_s, done)
+            self._wake.set()
+        return True
+
+    async def give_up(self, request: int) -> bool:
+        """Withdraw a request whose one call was interrupted, also if that call comes later: Ray may change the order.
+
+        Returns: whether items are assigned to it, so that its caller may ask for them again.
+        """
+        await self._ready()
+        getter = self._getters.get(request)
+        if request in self._assigned or (getter is not None and getter.assigned):
+            return True
+        if getter is None and request not in self._arriving:
+            self._given_up[request] = None
+            while len(self._given_up) > GIVEN_UP_KEPT:
+                self._given_up.popitem(last=False)
+        await self.forget(request)
+        return False
+
     def _withdraw(self, request: int) -> None:
         getter = self._getters.get(request)
         if getter is not None and not getter.assigned:
@@ -150,6 +197,8 @@ class QueueCoordinator:
 
     async def forget(self, request: int) -> None:
         """No caller waits for this request any more. Items assigned to it stay assigned."""
+        for call in self._arriving.get(request, ()):
+            call.is_forgotten = True
         self._withdraw(request)
 
     # --- putters ----------------------------------------------------------------------------------

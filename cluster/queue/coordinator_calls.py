@@ -22,6 +22,8 @@ from .queue_client import RETRY_TIMEOUT_S, attach, not_in_this_ray
 #: concurrent calls of the coordinator: each waiting get or put is one
 _CALLS_MAX = 10_000
 RETRY_MS = 100
+#: longest wait of a caller that was interrupted
+GIVE_UP_S = 1.0
 #: field of an error about a missing coordinator
 _COORDINATOR = "coordinator"
 
@@ -114,6 +116,14 @@ class CoordinatorCalls:
         with self._lock:
             self._actor = None
         return getattr(self.actor, method).remote(*arguments)
+
+    def give_up(self, request: int) -> bool:
+        """Withdraw a request whose call was interrupted, and wait until that is done: it must not take the next item.
+
+        Returns: whether items are assigned to it, so that it may be repeated. It must not be if they are not.
+        Raises: ray.exceptions.RayError; then they may be.
+        """
+        return bool(ray.get(self.submit("give_up", request), timeout=GIVE_UP_S))
 
     def call_nearby(self, method: str, *arguments: Any) -> Any:
         """Call through the local socket. Raises: NotLocal if the coordinator is on another host."""

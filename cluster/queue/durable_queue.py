@@ -499,12 +499,18 @@ class Queue:
         """Keep the request of a get that did not finish: its items belong to this handle."""
         if isinstance(error, Empty):
             return
-        with self._lock:
-            self._unfinished.append(request)
+        may_repeat = True
         if not isinstance(error, RayMQError):
             # Cancelled, Ctrl-C or an alarm: an item that is put now must not wait for this handle's next get.
             with contextlib.suppress(Exception):
-                self._coordinator.submit("forget", request.number)
+                if isinstance(error, asyncio.CancelledError):
+                    # An event loop must not be blocked.
+                    self._coordinator.submit("forget", request.number)
+                else:
+                    may_repeat = self._coordinator.give_up(request.number)
+        if may_repeat:
+            with self._lock:
+                self._unfinished.append(request)
 
     def _read(self, client: QueueClient, first: int, count: int) -> list[Items | _Bad]:
         """Read assigned items, in one or more runs. One that is damaged or deleted takes no other with it.

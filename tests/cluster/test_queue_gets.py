@@ -15,7 +15,9 @@ from raymq.cluster.messages import codecs
 from raymq.cluster.queue.coordinator import QueueCoordinator
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected
+from raymq.store.records.requests import PutRequest
 from tests.cluster.test_queue_coordinator import NAME, TAKEN, QueueCluster
+from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend
 
 
@@ -23,6 +25,8 @@ class Calls:
     """Stands for the calls of a coordinator that has `items` items."""
 
     closed = False
+    #: what it answers to `give_up`
+    has_assigned = False
 
     def __init__(self) -> None:
         self.items = 0
@@ -48,6 +52,11 @@ class Calls:
     async def call_async(self, method: str, *arguments: Any) -> Any:
         """As `call`."""
         return self.call(method, *arguments[:2])
+
+    def give_up(self, request: int) -> bool:
+        """Note the call."""
+        self.submitted.append(("give_up", request))
+        return self.has_assigned
 
     def submit(self, *call: Any) -> None:
         """Note the call."""
@@ -101,19 +110,20 @@ class Alarm(Exception):
     """What a signal handler raises."""
 
 
+@pytest.mark.parametrize("has_assigned", [True, False])
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), Alarm(), SystemExit()])
 def test_an_interrupted_get_gives_its_claim_back(
-    cluster: QueueCluster, interrupt: BaseException
+    cluster: QueueCluster, interrupt: BaseException, has_assigned: bool
 ) -> None:
     queue, calls = filled(cluster, "x")
-    calls.interrupts = [interrupt]
+    calls.interrupts, calls.has_assigned = [interrupt], has_assigned
     with pytest.raises(type(interrupt)):
         queue.get(timeout=30)
     ((_, number, _),) = calls.called
-    assert calls.submitted == [("forget", number)]
-    # What was assigned to it before that is still this handle's.
+    assert calls.submitted == [("give_up", number)]
+    # What was assigned to it before that is still this handle's. Otherwise its number is not served any more.
     assert queue.get() == "x"
-    assert calls.called[-1] == ("take", number, 1)
+    assert (calls.called[-1] == ("take", number, 1)) == has_assigned
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), Alarm()])
@@ -155,6 +165,58 @@ def test_a_request_for_room_that_was_released_gets_none(cluster: QueueCluster) -
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert cluster.backends[0].bodies(TAKEN)
+
+
+def test_a_call_that_is_forgotten_before_the_log_is_open_takes_nothing(
+    cluster: QueueCluster,
+) -> None:
+    opened(cluster)
+
+    async def main() -> None:
+        coordinator = QueueCoordinator(cluster, NAME, 0)  # type: ignore[arg-type]
+        gone = asyncio.create_task(coordinator.take(1, 1, 30.0))
+        # In the order in which one process calls: the first one waits for the log.
+        await asyncio.sleep(0)
+        await coordinator.forget(1)
+        assert await gone is None
+        assert not coordinator._arriving
+        waiting = asyncio.create_task(coordinator.take(2, 1, 30.0))
+        cluster.backends[0].put(PutRequest(NAME, 0, batch([b"x"]), None, 0, 0, "quorum"))
+        assert await waiting == (0, 1)
+        # The same request may come again.
+        cluster.backends[0].put(PutRequest(NAME, 0, batch([b"y"]), None, 0, 0, "quorum"))
+        assert await coordinator.take(1, 1, 30.0) == (1, 1)
+        await coordinator.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_request_that_is_given_up_takes_nothing_even_if_its_call_comes_later(
+    cluster: QueueCluster,
+) -> None:
+    opened(cluster)
+
+    def put() -> None:
+        cluster.backends[0].put(PutRequest(NAME, 0, batch([b"x"]), None, 0, 0, "quorum"))
+
+    async def main() -> None:
+        coordinator = QueueCoordinator(cluster, NAME, 0)  # type: ignore[arg-type]
+        assert not await coordinator.give_up(1)
+        put()
+        assert await coordinator.take(1, 1, 30.0) is None
+        assert await coordinator.take(2, 1, 30.0) == (0, 1)
+        # Items that are assigned stay assigned.
+        assert await coordinator.give_up(2)
+        assert await coordinator.take(2, 1, 0.0) == (0, 1)
+
+        waiting = asyncio.create_task(coordinator.take(3, 1, 30.0))
+        while not coordinator._getters:
+            await asyncio.sleep(0)
+        assert not await coordinator.give_up(3)
+        assert await waiting is None
+        await coordinator.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_one_item_that_cannot_be_decoded_takes_no_other_item_with_it(cluster: QueueCluster) -> None:

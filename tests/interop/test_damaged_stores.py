@@ -41,6 +41,8 @@ CONFIG = StoreConfig(
 )
 SIZES = {"segment": SEGMENT, "queue": 2000, "slots": 100, "entries": 400}
 
+#: the bytes that give a queue 4096 more, and a queue offset a jump within a file
+QUEUE_ID, QUEUE_OFFSET = 14, 27
 #: the body of a new message
 GOES_ON = b"goes on"
 
@@ -310,3 +312,45 @@ def test_no_damaged_store_is_refused_or_made_worse(
         if not wrong:
             shutil.rmtree(place, ignore_errors=True)
     assert not wrong, "\n".join([f"{len(wrong)} of {COUNT} stores", *wrong[:40]])
+
+
+@pytest.mark.parametrize("name", ["theirs-crashed", "theirs-closed"])
+def test_a_queue_that_is_emptied_with_the_last_log_file_has_no_message_for_rocketmq(
+    engine: RocketMQ, bases: dict[str, Base], tmp_path: Path, name: str
+) -> None:
+    root = copy_to(bases[name].root, tmp_path / "store")
+    for path in sorted((root / "commitlog").iterdir(), reverse=True):
+        is_spare = not any(path.read_bytes())
+        path.unlink()
+        if not is_spare:
+            break
+    ours = serve(root)
+    assert ours["Late", 0] == []
+    (line,) = engine.serve([root])
+    served = of_lines(line)
+    assert served.get(("Late", 0), []) == []
+    assert not any(errors(served).values())
+    assert whole(served, bases[name].served) == whole(ours, bases[name].served)
+
+
+@pytest.mark.parametrize("name", ["theirs-crashed", "theirs-closed", "golden"])
+@pytest.mark.parametrize("field", [QUEUE_ID, QUEUE_OFFSET])
+def test_rocketmq_serves_all_messages_after_our_start_although_a_record_names_another_place(
+    engine: RocketMQ, bases: dict[str, Base], tmp_path: Path, name: str, field: int
+) -> None:
+    base = bases[name]
+    root = copy_to(base.root, tmp_path / "store")
+    # The second record of the second file.
+    path = sorted((root / "commitlog").iterdir())[1]
+    data = bytearray(path.read_bytes())
+    data[int.from_bytes(data[:4], "big") + field] ^= 16
+    path.write_bytes(data)
+    (before,) = engine.serve([copy_to(root, tmp_path / "before")])
+    ours = serve(root)
+    (after,) = engine.serve([root])
+    count = sum(map(len, base.served.values()))
+    assert sum(map(len, ours.values())) == count
+    assert count - len(whole(ours, base.served)) == 1
+    assert whole(of_lines(after), base.served) == whole(of_lines(before), base.served)
+    assert whole(of_lines(after), base.served) == whole(ours, base.served)
+    assert not any(errors(of_lines(after)).values())

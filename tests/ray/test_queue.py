@@ -212,7 +212,7 @@ def test_lingering_puts_are_sent_by_flush_and_shutdown(cluster: raymq.Cluster) -
     items.put(1000)
     # More than waits for company: the end of it lingers.
     items.put_nowait_batch([bytes(1024)] * 5000)
-    with pytest.raises(Rejected, match="max_message_bytes"):
+    with pytest.raises(Rejected, match="the limit is 4194304"):
         items.put_nowait_batch([b"not sent", bytes(5 << 20)])
     items.shutdown()
     with pytest.raises(Rejected, match="shut down"):

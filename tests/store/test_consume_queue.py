@@ -147,6 +147,14 @@ def test_the_units_of_a_gap_have_no_message_and_point_at_the_next_one_for_rocket
     assert MISSING_CODE < -(1 << 31)
 
 
+def test_a_queue_whose_messages_before_a_gap_are_deleted_begins_after_the_gap(opened):
+    queue = opened()
+    put(queue, 0, 8)
+    put(queue, 12, 3)
+    queue.correct_min_offset(12 * SIZE)
+    assert (queue.min_offset, queue.max_offset) == (12, 15)
+
+
 @pytest.mark.parametrize("after", [b"\1" * 20, fmt.QUEUE_UNIT.pack(900, SIZE, 3), b"\xff" * 20])
 @pytest.mark.parametrize("how", ["recover", "resume"])
 def test_bytes_after_the_last_unit_are_erased_when_the_queue_is_opened(tmp_path, after, how):

@@ -280,6 +280,11 @@ def test_a_message_without_unit_whose_record_names_another_queue_is_a_gap_that_r
     gap = "each queue offset has a message"
     assert served(store) == [*range(MESSAGE), gap, *range(MESSAGE + 1, MESSAGES)]
     assert store.queue_range("RollT", 4096) == (MESSAGE, MESSAGE + 1)
+    found = store.get_message("RollT", 0, MESSAGE - 2, 32)
+    assert (len(found.records), found.next_begin_offset) == (2, MESSAGE)
+    with pytest.raises(Corrupt) as missing:
+        store.get_message("RollT", 0, MESSAGE, 32)
+    assert (missing.value.queue_id, missing.value.offset) == (0, MESSAGE)
     store.close()
     # RocketMQ leaves out the rest of a log file after a unit that points at nothing. It gets the next message twice.
     units = list(fmt.QUEUE_UNIT.iter_unpack(roll_queue(root).read_bytes()[: 20 * MESSAGES]))
