@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,8 @@ def test_streams_that_are_reset_at_once_end_no_leader(tmp_path: Path) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # Its flusher is in the same group.
+        start_new_session=True,
     )
     assert leader.stdin is not None
     assert leader.stdout is not None
@@ -69,7 +72,7 @@ def test_streams_that_are_reset_at_once_end_no_leader(tmp_path: Path) -> None:
         assert leader.poll() is None
         assert peak_bytes(leader.pid) < MEMORY_BYTES_MAX
     finally:
-        leader.kill()
+        os.killpg(leader.pid, signal.SIGKILL)
         leader.wait()
         leader.stdin.close()
         leader.stdout.close()
