@@ -178,16 +178,21 @@ class TopicSource(Datasource):
         per_task_row_limit: int | None = None,
         data_context: Any = None,
     ) -> list[ReadTask]:
-        """One task for each range, of which there are about `parallelism`."""
+        """One task for each range, of which there are about `parallelism`. Without a range one gives the columns."""
+        schema = table_schema(self._values)
+        readers = [
+            _reader(self._cluster, each, self._read_from, self._values)
+            for each in split_ranges(self._ranges, parallelism)
+        ]
         return [
             ReadTask(
-                _reader(self._cluster, each, self._read_from, self._values),
+                reader,
                 # A compacted queue has fewer messages than offsets.
                 BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None),
-                schema=table_schema(self._values),
+                schema=schema,
                 per_task_row_limit=per_task_row_limit,
             )
-            for each in split_ranges(self._ranges, parallelism)
+            for reader in readers or [lambda: [schema.empty_table()]]
         ]
 
 

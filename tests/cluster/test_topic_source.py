@@ -99,6 +99,11 @@ def test_places_may_be_words_offsets_and_times(
     assert bodies(read) == list(expected)
 
 
+def test_an_empty_range_is_a_table_without_rows(shard: ServedShard) -> None:
+    (table,) = tables(topic_source.read_topic(shard.cluster, "t", start_offset="latest"), 4)
+    assert table.equals(SCHEMA.empty_table())
+
+
 def test_the_offsets_are_those_of_the_call(shard: ServedShard) -> None:
     shard.cluster.create_topic("later", queues=1)
     with shard.cluster.producer() as producer:

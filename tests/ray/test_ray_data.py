@@ -17,6 +17,7 @@ from raymq.cluster.bench.dataset_load import DatasetPlan, run
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.ray_data.load_test import RayDataEngine
+from raymq.cluster.ray_data.topic_source import SCHEMA
 from raymq.data import TopicSink, micro_batches, read_topic
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
@@ -94,6 +95,16 @@ def test_rows_of_python_have_every_column(cluster: raymq.Cluster) -> None:
             found += consumer.poll(timeout=20)
     shown = {each.body: (each.properties, each.index_keys) for each in found}
     assert shown == {b"v": ({"h": "1", "p": "q"}, ("k",)), b"now": ({}, ())}
+
+
+def test_a_topic_without_messages_has_columns(cluster: raymq.Cluster) -> None:
+    schema = pa.schema([("id", pa.int64())])
+    cluster.create_topic("empty", queues=2)
+    cluster.create_topic("empty-typed", queues=2, schema=schema)
+    found = read_topic(cluster, "empty")
+    assert (found.count(), found.schema().names) == (0, SCHEMA.names)
+    typed = read_topic(cluster, "empty-typed").schema()
+    assert dict(zip(typed.names, typed.types, strict=True))["id"] == pa.int64()
 
 
 def test_a_load_test_finds_each_row_once(cluster: raymq.Cluster) -> None:
