@@ -150,7 +150,8 @@ def start(
         nodes: values of the node label `raymq-node` over which the shards are spread, each follower on another node
             than its leader. `data_dir` is then a path on each node. None (default): everything on this machine.
         timeout_s: seconds for the whole start, which may find, start or replace a Ray, and recovers every shard. 180
-            by default. A new Ray gets up to a minute more while its processes make progress.
+            by default. A new Ray gets up to a minute more while its processes make progress, and its shards then have
+            half a minute in any case.
         progress: called with one line of text at a time; None (default) logs the lines.
 
     Guarantees:

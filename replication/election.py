@@ -61,7 +61,8 @@ class ElectionLimits:
     #: a leader whose log streams reach no majority for this long lets another replica lead. Each such leadership that
     #: follows another one in a row lasts twice as long, because no other replica may be able to lead
     stream_silence_ms: int = 10_000
-    #: a leader whose process for log streams has ended this long ago lets another replica lead, whose process runs
+    #: a leader whose process for log streams has ended this long ago lets a replica lead whose process runs. Each such
+    #: leadership that follows another one in a row lasts twice as long
     streams_lost_ms: int = 800
     #: the same of a leader for which that process never ran: all replicas may have just started
     streams_missing_ms: int = 3_000
@@ -378,6 +379,8 @@ class ElectionMachine:
         self._leadership = _Leadership()
         #: leaderships in a row that ended because the log streams were silent
         self._silent_leaderships = 0
+        #: leaderships in a row that ended because the own process for log streams did not run
+        self._mute_leaderships = 0
         #: leaderships in a row that ended because the own disk stalled
         self._stalled_leaderships = 0
         #: of the own log at the last tick
@@ -908,29 +911,43 @@ class ElectionMachine:
         leadership, limits = self._leadership, self._limits
         if self._log.can_stream:
             leadership.could_stream_ms, leadership.has_streamed = self._now_ms, True
+            self._mute_leaderships = 0
             return
         limit_ms = limits.streams_lost_ms if leadership.has_streamed else limits.streams_missing_ms
+        limit_ms <<= min(self._mute_leaderships, MOST_DOUBLINGS)
         if self._is_sole or self._now_ms - leadership.could_stream_ms <= limit_ms:
             return
-
-        ends = [
-            (leadership.durable_ends.get(replica, 0), -replica, replica)
-            for replica, (_, is_complete) in leadership.answers.items()
-            if replica in self._electable
-            and is_complete
-            and replica not in leadership.not_streaming
-            and self._now_ms - leadership.heard_ms[replica] <= limits.majority_silence_ms
-        ]
-        if not ends:
+        successor = self._streaming_successor()
+        if successor is None:
             return
 
-        successor = max(ends)[2]
+        self._mute_leaderships += 1
         self._send(ReplicaProcess(successor, 0), TakeOver())
         self._step_down(
             f"its Replication process does not run for {limit_ms} ms, and that of replica {successor} does"
         )
         # Others have the first try.
         self._await_leader(times=2)
+
+    def _streaming_successor(self) -> int | None:
+        """The replica with the most of this log that could stream, if enough would vote for it."""
+        leadership = self._leadership
+        ends = {
+            replica: leadership.durable_ends.get(replica, 0)
+            for replica, (_, is_complete) in leadership.answers.items()
+            if is_complete
+            and self._now_ms - leadership.heard_ms[replica] <= self._limits.majority_silence_ms
+        }
+        able = [
+            (end, -replica)
+            for replica, end in ends.items()
+            if replica in self._electable and replica not in leadership.not_streaming
+        ]
+        if not able:
+            return None
+        most, number = max(able)
+        voters = sum(end <= most for end in ends.values()) + (most >= self._log.end)
+        return -number if voters >= majority(len(self._members)) else None
 
     def _watch_disk(self, *, has_advanced: bool) -> None:
         """Let another replica lead when the own disk has stored nothing for long, or is slower than others (R16).

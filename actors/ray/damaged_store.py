@@ -16,8 +16,10 @@ from pathlib import Path
 
 from raymq.actors.shared.control_block import ControlBlock
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt
+from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import Files
+
+from .replica_files import write_last_end
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -111,28 +113,41 @@ def move_aside(
         try:
             _carry(aside / "raymq", made / "raymq", carried, files=files)
             files.rename(made, root)
-        except OSError:
+        except (OSError, RayMQError):
             _carry_back(made / "raymq", aside / "raymq", files=files)
             files.remove_tree(made)
             files.rename(aside, root)
             raise
+        _forget_syncs(root, files=files)
+
     files.sync_dir(root.parent)
     return aside
 
 
 def finish_move(root: Path, *, files: Files) -> None:
-    """Finish a move inside of a directory that a crash has ended in the middle. Callers: before the store is opened.
+    """Finish a move that a crash has ended in the middle. Callers: before the store is opened.
 
-    Raises: OSError, Unavailable; the next start tries again then.
+    One that had moved nothing is forgotten: whether the others can spare the store may have changed since.
+    Raises: OSError, RayMQError; the next start tries again then.
     """
     root = Path(os.path.realpath(root))
     for entry in files.list(root):
-        if entry.startswith(_MOVING):
+        if entry.startswith(_MOVING) and not files.list(root / entry):
+            os.rmdir(root / entry)
+        elif entry.startswith(_MOVING):
             name = entry.removeprefix(_MOVING)
             carried = _CARRIED if name.startswith(f"{DAMAGED}-") else ()
             with files.opened(root / "lock", create=True) as lock:
                 files.lock(lock)
-                _move_inside(root, name, files=files, carried=carried)
+                aside = _move_inside(root, name, files=files, carried=carried)
+            logger.error(
+                "the move of a store that a crash had ended is finished: it is now %s", aside
+            )
+            if carried:
+                write_last_end(root, f"a crash ended its move; the damaged store is now {aside}")
+    if not files.exists(root / "commitlog"):
+        # A crash came before this, or there is nothing to forget.
+        _forget_syncs(root, files=files)
 
 
 def kept_entries(root: Path, *, files: Files) -> list[str]:
@@ -159,7 +174,7 @@ def _move_inside(root: Path, name: str, *, files: Files, carried: tuple[str, ...
             if carried:
                 _carry(moving / "raymq", made, carried, files=files)
                 files.rename(made, root / "raymq")
-    except OSError:
+    except (OSError, RayMQError):
         _carry_back(made, moving / "raymq", files=files)
         for entry in moved:
             files.rename(moving / entry, root / entry)
@@ -168,6 +183,8 @@ def _move_inside(root: Path, name: str, *, files: Files, carried: tuple[str, ...
                 os.rmdir(emptied)
         raise
 
+    if carried:
+        _forget_syncs(root, files=files)
     files.sync_dir(moving)
     files.rename(moving, root / name)
     files.sync_dir(root)
@@ -180,8 +197,6 @@ def _carry(source: Path, target: Path, carried: tuple[str, ...], *, files: Files
     for name in files.list(source):
         if name in carried or name.endswith(".lock"):
             files.rename(source / name, target / name)
-    if files.exists(target / "control"):
-        _forget_syncs(target / "control", files=files)
 
 
 def _carry_back(source: Path, target: Path, *, files: Files) -> None:
@@ -189,11 +204,15 @@ def _carry_back(source: Path, target: Path, *, files: Files) -> None:
         files.rename(source / name, target / name)
 
 
-def _forget_syncs(control: Path, *, files: Files) -> None:
+def _forget_syncs(root: Path, *, files: Files) -> None:
     """Clear what the control block says of syncs: a failed one, or one that did not end, was of the moved store.
 
-    Otherwise the next start would take the empty store for one whose sync has failed, and refuse it, too.
+    Otherwise the next start would take the empty store for one whose sync has failed, and refuse it, too. Callers: when
+    the store is away. A move that is taken back must keep what is said there.
     """
+    control = root / "raymq" / "control"
+    if not files.exists(control):
+        return
     block = ControlBlock.open(str(control), files=files)
     try:
         for record in block.roles.values():

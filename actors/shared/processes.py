@@ -59,8 +59,8 @@ def new_incarnation() -> int:
     return int.from_bytes(os.urandom(INCARNATION_BITS // 8), "big") or 1
 
 
-def active_ms(pid: int, *, files: Files) -> float:
-    """How long the threads of a process have run, and waited for a core, since their begin; 0 if it has ended.
+def active_ms(pid: int, *, files: Files) -> tuple[float, float]:
+    """How long the threads of a process have run, and waited for a core, since their begin; (0, 0) if it has ended.
 
     A process that is stopped, or whose threads all wait for something else, adds nothing. Of many threads only some are
     asked how long they waited.
@@ -69,7 +69,7 @@ def active_ms(pid: int, *, files: Files) -> float:
         stat = files.read_file(f"/proc/{pid}/stat")
         threads = files.list(f"/proc/{pid}/task")[:THREADS_MAX]
     except OSError:
-        return 0.0
+        return 0.0, 0.0
     fields = stat[stat.rindex(b")") + 2 :].split()
     ran_ms = (int(fields[11]) + int(fields[12])) * 1000 / _TICKS_PER_S
 
@@ -78,7 +78,7 @@ def active_ms(pid: int, *, files: Files) -> float:
         # The thread may have ended, and not every kernel has these figures.
         with contextlib.suppress(OSError, IndexError):
             waited_ns += int(files.read_file(f"/proc/{pid}/task/{thread}/schedstat").split()[1])
-    return ran_ms + waited_ns / 1e6
+    return ran_ms, waited_ns / 1e6
 
 
 class SilentTime:
@@ -91,8 +91,8 @@ class SilentTime:
 
     def __init__(self, *, files: Files) -> None:
         self._files = files
-        #: pid, time and `active_ms` of the last look; None: the process was not silent then
-        self._last: tuple[int, int, float] | None = None
+        #: pid, time, `silent_ms` and `active_ms` of the last look; None: the process was not silent then
+        self._last: tuple[int, int, int, tuple[float, float]] | None = None
         self._excused_ms = 0.0
 
     def count(self, pid: int, silent_ms: int, now_ms: int) -> float:
@@ -105,12 +105,18 @@ class SilentTime:
             self._excused_ms = 0.0
             return silent_ms
 
-        active = active_ms(pid, files=self._files)
-        self._last = (pid, now_ms, active)
-        if last is None or last[0] != pid:
+        ran_ms, waited_ms = active_ms(pid, files=self._files)
+        self._last = (pid, now_ms, silent_ms, (ran_ms, waited_ms))
+        if last is None or last[0] != pid or silent_ms < last[2]:
             self._excused_ms = 0.0
-        elif active - last[2] >= BUSY_SHARE * (now_ms - last[1]):
-            self._excused_ms += (now_ms - last[1]) * (1 - BUSY_WEIGHT)
+            return silent_ms
+
+        _, then_ms, silent_then_ms, (ran_then_ms, waited_then_ms) = last
+        # Threads that have ended take away what they had waited.
+        active = ran_ms - ran_then_ms + max(0.0, waited_ms - waited_then_ms)
+        if active >= BUSY_SHARE * (now_ms - then_ms):
+            # Not more than was counted as silent.
+            self._excused_ms += (silent_ms - silent_then_ms) * (1 - BUSY_WEIGHT)
         return silent_ms - self._excused_ms
 
 

@@ -158,8 +158,8 @@ def _start_once(
         # Otherwise `ray start` replaces 127.0.0.1 by the machine's own address, so that other machines could join.
         environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
-    ports = free_ports(len(_PORT_OPTIONS))
-    client_port = free_ports(1)[0] if importlib.util.find_spec("grpc") is not None else None
+    *ports, last = free_ports(len(_PORT_OPTIONS) + 1)
+    client_port = last if importlib.util.find_spec("grpc") is not None else None
     arguments = _arguments(temp_dir, ports, client_port, loopback)
     if files.exists(paths.ray_log):
         files.unlink(paths.ray_log)
@@ -288,23 +288,28 @@ class _Patience:
         self._deadline_ms = deadline_ms
         self._files = files
         self._clock = clock
-        #: when its processes were looked at, and their activity then
-        self._look = (0, 0.0)
+        #: when its processes were looked at, and the activity of each then
+        self._look = (clock.monotonic_ms(), self._activity())
 
     def is_over(self) -> bool:
         """Whether the wait should end."""
         now_ms = self._clock.monotonic_ms()
         if now_ms <= self._deadline_ms - _PROGRESS_MS:
             return False
-        looked_ms, before_ms = self._look
+        looked_ms, before = self._look
         if now_ms - looked_ms < _PROGRESS_MS:
             return False
-        active_ms = process_tree.active_ms_of(self._owned.family, self._files)
-        self._look = (now_ms, active_ms)
+        found = self._activity()
+        self._look = (now_ms, found)
         if now_ms <= self._deadline_ms:
             return False
-        is_active = active_ms - before_ms > (now_ms - looked_ms) / 10
+        # A process that has ended takes nothing away.
+        active_ms = sum(max(0.0, ms - before.get(pid, 0.0)) for pid, ms in found.items())
+        is_active = active_ms > (now_ms - looked_ms) / 10
         return not is_active or now_ms > self._deadline_ms + _OVERTIME_MS
+
+    def _activity(self) -> dict[int, float]:
+        return process_tree.active_ms_of(self._owned.family, self._files)
 
 
 def _check_client_port(owned: OwnedRay, port: int, files: Files) -> None:

@@ -93,9 +93,9 @@ def _living(family: Family, files: Files) -> Iterator[_Facts]:
             yield facts
 
 
-def active_ms_of(family: Family, files: Files) -> float:
-    """How long the family's processes have run, and waited for a core. See `processes.active_ms`."""
-    return sum(active_ms(pid, files=files) for pid in members(family, files))
+def active_ms_of(family: Family, files: Files) -> dict[int, float]:
+    """Pid -> how long each process of the family has run, and waited for a core. See `processes.active_ms`."""
+    return {pid: sum(active_ms(pid, files=files)) for pid in members(family, files)}
 
 
 def listener(family: Family, port: int, files: Files) -> bool | None:

@@ -30,12 +30,13 @@ _CONTROLS = r"[\x00-\x1f]"
 _ARROW_ROWS_MIN = 16
 _NULL = pa.scalar("null", pa.string())
 
-#: texts that are decimals, dates and times: those of Arrow's reader. What Python takes differs between its versions
+#: texts that are decimals, dates and times: at least those of Arrow's reader. What Python takes differs between its
+#: versions
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)"
-    r"(?:[ T](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?(?:Z|([+-])(\d\d):?(\d\d)?)?)?",
+    r"(?:[ T](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?(?:Z|([+-])(\d\d)(?::?(\d\d))?)?)?",
     re.ASCII,
 )
 #: JSON has it, Python's integers have not

@@ -52,11 +52,22 @@ class CallFlood:
         step_s, self._looked_s = now_s - self._looked_s, now_s
         if self._usual_s is None and step_s < STEP_BEGIN_S:
             self._begin()
-        usual_s = self._usual_s
-        if usual_s is not None:
+        if self._usual_s is not None:
             # Here, and not in the thread that waits for the end: this thread has the interpreter.
-            interval_s = usual_s * max(1.0, self._threads() / USUAL_THREADS)
-            sys.setswitchinterval(min(interval_s, INTERVAL_MAX_S))
+            self._follow_threads()
+
+    def _follow_threads(self) -> None:
+        """Let the interval grow with the number of threads."""
+        try:
+            threads = self._threads()
+        except OSError:
+            # No descriptor is free, for example. The call is none the worse for it.
+            return
+        with self._lock:
+            # The flood may have ended while the file was read.
+            if self._usual_s is not None:
+                interval_s = self._usual_s * max(1.0, threads / USUAL_THREADS)
+                sys.setswitchinterval(min(interval_s, INTERVAL_MAX_S))
 
     def _begin(self) -> None:
         with self._lock:

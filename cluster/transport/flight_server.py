@@ -70,8 +70,13 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             middleware={"auth": _Authorization(token)},
         )
         # Calls arrive from here on, and wait.
-        if on_bound is not None:
-            on_bound(self.port)
+        try:
+            if on_bound is not None:
+                on_bound(self.port)
+        except BaseException:
+            self._admits.set()
+            self.shutdown()
+            raise
         self._admits.set()
 
     def close(self) -> None:

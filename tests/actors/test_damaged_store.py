@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.ray import damaged_store
 from raymq.actors.ray.damaged_store import begin_again, finish_move, is_damage
+from raymq.actors.ray.replica_files import read_last_end
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import ControlBlock
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.quorum import can_spare
-from raymq.store.base.errors import Corrupt
+from raymq.store.base.errors import Corrupt, StorageFull
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.commit_log import CommitLog
@@ -81,7 +83,10 @@ def open_follower(root: Path) -> ReplicaHost:
 def store(root: Path) -> Path:
     log = CommitLog(root, StoreConfig(), files=Files(), clock=ManualClock())
     log.abandon()
-    ControlBlock.open(str(root / "raymq" / "control"), files=Files()).close()
+    control = ControlBlock.open(str(root / "raymq" / "control"), files=Files())
+    record = control.roles["group_commit"]
+    record.publish_failure(record.give_grant(7, base=0), errno.EIO)
+    control.close()
     (root / "raymq" / "group_commit.lock").touch()
     (root / "raymq" / "generation").write_text('{"generation": 3}')
     return root
@@ -99,6 +104,7 @@ def test_a_damaged_store_is_moved_aside_and_what_satellites_have_open_stays(tmp_
     assert sorted(os.listdir(root)) == ["raymq"]
     assert sorted(os.listdir(root / "raymq")) == ["control", "generation", "group_commit.lock"]
     assert control.stat().st_ino == inode
+    assert not failed_sync(root)
     assert sorted(os.listdir(tmp_path)) == sorted([aside.name, "replica-1"])
 
 
@@ -136,6 +142,9 @@ def test_a_store_whose_sync_failed_begins_again_with_one_that_opens(
     host.close(0.0)
 
 
+ERRORS = (OSError(errno.EIO, "Input/output error"), StorageFull("the disk is full"))
+
+
 class Power(BaseException):
     """The process ends at this point."""
 
@@ -161,8 +170,12 @@ class Mounted(Files):
         super().rename(source, target)
 
 
-def tree(root: Path) -> list[str]:
-    return sorted(str(each.relative_to(root)) for each in root.rglob("*"))
+def tree(root: Path) -> dict[str, bytes | None]:
+    """Every file with its contents, and every directory."""
+    return {
+        str(each.relative_to(root)): each.read_bytes() if each.is_file() else None
+        for each in root.rglob("*")
+    }
 
 
 def mounted_store(root: Path) -> Path:
@@ -172,10 +185,21 @@ def mounted_store(root: Path) -> Path:
     return root
 
 
+def failed_sync(root: Path) -> int:
+    """The error of a sync that the replica's control block tells of."""
+    control = ControlBlock.open(str(root / "raymq" / "control"), files=Files())
+    found = control.roles["group_commit"].failure.value
+    control.close()
+    return found
+
+
 def check_began_again(root: Path) -> None:
+    # That sync was of the damaged store.
+    assert not failed_sync(root)
     (aside,) = [each for each in root.iterdir() if each.name.startswith("damaged-")]
     assert sorted(os.listdir(root)) == sorted([aside.name, "lock", "lost+found", "raymq"])
-    assert sorted(os.listdir(root / "raymq")) == ["control", "generation", "group_commit.lock"]
+    left = set(os.listdir(root / "raymq")) - {"last-end"}
+    assert left == {"control", "generation", "group_commit.lock"}
     assert (aside / "raymq" / "meta").exists()
     assert (aside / "commitlog").is_dir()
     assert (aside / "consumequeue" / "t").is_dir()
@@ -209,8 +233,8 @@ def test_a_move_inside_that_fails_is_taken_back_wherever_it_fails(tmp_path: Path
     for number in range(1, total + 1):
         root = mounted_store(tmp_path / f"replica-{number}")
         before = tree(root)
-        files = Mounted(root, fails_at=number, error=OSError(errno.EIO, "Input/output error"))
-        with pytest.raises(OSError, match="Input/output"):
+        files = Mounted(root, fails_at=number, error=ERRORS[number % 2])
+        with pytest.raises((OSError, StorageFull), match="Input/output|full"):
             begin_again(root, files=files, clock=ManualClock())
         if number < total:
             assert tree(root) == before
@@ -222,7 +246,8 @@ def test_a_move_inside_that_fails_is_taken_back_wherever_it_fails(tmp_path: Path
 
 
 def test_a_move_inside_that_a_crash_has_ended_is_finished_by_the_next_start(tmp_path: Path) -> None:
-    for number in range(1, renames(tmp_path) + 1):
+    # Before the first one nothing has moved.
+    for number in range(2, renames(tmp_path) + 1):
         root = mounted_store(tmp_path / f"replica-{number}")
         with pytest.raises(Power):
             begin_again(
@@ -230,6 +255,7 @@ def test_a_move_inside_that_a_crash_has_ended_is_finished_by_the_next_start(tmp_
             )
         finish_move(root, files=Mounted(root))
         check_began_again(root)
+        assert "a crash ended its move" in read_last_end(root)["reason"]
         finish_move(root, files=Mounted(root))
         check_began_again(root)
 
@@ -249,11 +275,56 @@ def test_a_symbolic_link_to_a_store_stays_and_its_target_is_moved(tmp_path: Path
 def test_a_move_beside_that_fails_is_taken_back(tmp_path: Path) -> None:
     for number in range(1, 6):
         root = store(tmp_path / f"replica-{number}")
-        before = {each for each in tree(root) if each != "lock"}
-        files = Mounted(tmp_path, fails_at=number, error=OSError(errno.EIO, "Input/output error"))
-        with pytest.raises(OSError, match="Input/output"):
+        before = tree(root)
+        files = Mounted(tmp_path, fails_at=number, error=ERRORS[number % 2])
+        with pytest.raises((OSError, StorageFull), match="Input/output|full"):
             begin_again(root, files=files, clock=ManualClock())
-        assert {each for each in tree(root) if each != "lock"} == before
+        assert tree(root) == before
+
+
+@pytest.mark.parametrize("is_mount", [False, True])
+def test_a_move_that_finds_no_room_for_its_directory_is_taken_back(
+    tmp_path: Path, is_mount: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = store(tmp_path / "replica-1")
+    before = tree(root)
+    files = Mounted(root if is_mount else tmp_path)
+    make_dirs = files.make_dirs
+
+    def refuse(path: Any, mode: int = 0o700) -> None:
+        if "new-" in str(path):
+            raise StorageFull("the disk is full")
+        make_dirs(path, mode)
+
+    monkeypatch.setattr(files, "make_dirs", refuse)
+    with pytest.raises(StorageFull):
+        begin_again(root, files=files, clock=ManualClock())
+    assert tree(root) == before
+
+
+def test_a_move_inside_that_had_moved_nothing_before_a_crash_is_forgotten(tmp_path: Path) -> None:
+    root = mounted_store(tmp_path / "replica-1")
+    before = tree(root)
+    (root / "moving-damaged-20260101T000000Z-replica-1").mkdir()
+    finish_move(root, files=Mounted(root))
+    assert tree(root) == before
+
+
+def test_a_crash_before_the_syncs_of_the_moved_store_are_forgotten_is_made_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = store(tmp_path / "replica-1")
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise Power
+
+    with monkeypatch.context() as patch:
+        patch.setattr(damaged_store, "_forget_syncs", crash)
+        with pytest.raises(Power):
+            begin_again(root, files=Files(), clock=ManualClock())
+    assert failed_sync(root)
+    finish_move(root, files=Files())
+    assert not failed_sync(root)
 
 
 @pytest.mark.loop_disk

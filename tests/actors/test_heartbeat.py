@@ -120,7 +120,7 @@ def test_a_commit_log_that_is_busy_gets_four_times_as_long(
     control.start_heartbeat(identity_of(sleeper), 7)
     satellite = Looking(control)
     # As long as the process runs, or waits for a core.
-    monkeypatch.setattr(processes, "active_ms", lambda pid, *, files: satellite.now_ms * share)
+    monkeypatch.setattr(processes, "active_ms", lambda pid, *, files: (satellite.now_ms * share, 0))
     assert satellite.checks(3 * HEARTBEAT_TIMEOUT_MS) is not is_spared
     # It may be busy with an endless loop.
     assert not is_spared or satellite.checks(HEARTBEAT_TIMEOUT_MS + 4 * PERIOD_MS)
@@ -134,10 +134,23 @@ def test_a_commit_log_that_hangs_after_it_was_busy_is_killed_soon(
     satellite = Looking(control)
     busy_until_ms = satellite.now_ms + 2 * HEARTBEAT_TIMEOUT_MS
     monkeypatch.setattr(
-        processes, "active_ms", lambda pid, *, files: min(satellite.now_ms, busy_until_ms)
+        processes, "active_ms", lambda pid, *, files: (0, min(satellite.now_ms, busy_until_ms))
     )
     assert not satellite.checks(2 * HEARTBEAT_TIMEOUT_MS)
     assert satellite.checks(HEARTBEAT_TIMEOUT_MS)
+
+
+def test_late_checks_of_a_busy_commit_log_excuse_no_more_than_they_count(
+    control: ControlBlock, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.start_heartbeat(identity_of(sleeper), 7)
+    satellite = Looking(control)
+    monkeypatch.setattr(processes, "active_ms", lambda pid, *, files: (satellite.now_ms, 0))
+    rounds = 0
+    while not satellite.check() and not satellite.check(LATE_CHECK_MS + 100):
+        rounds += 1
+    # Of each round one check counts, a quarter.
+    assert rounds * PERIOD_MS < 5 * HEARTBEAT_TIMEOUT_MS
 
 
 def test_a_commit_log_with_a_heartbeat_is_not_killed(

@@ -115,9 +115,9 @@ def test_an_incarnation_and_a_fencing_token_fit_into_one_field():
 def test_a_process_that_runs_is_active_and_one_that_is_stopped_is_not() -> None:
     spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        began_ms = active_ms(spinning.pid, files=FILES)
+        began_ms = sum(active_ms(spinning.pid, files=FILES))
         until(
-            lambda: active_ms(spinning.pid, files=FILES) > began_ms + 50,
+            lambda: sum(active_ms(spinning.pid, files=FILES)) > began_ms + 50,
             lambda: threading.Event().wait(0.01),
         )
         spinning.send_signal(signal.SIGSTOP)
@@ -128,4 +128,4 @@ def test_a_process_that_runs_is_active_and_one_that_is_stopped_is_not() -> None:
     finally:
         spinning.kill()
         spinning.wait()
-    assert active_ms(spinning.pid, files=FILES) == 0.0
+    assert active_ms(spinning.pid, files=FILES) == (0.0, 0.0)

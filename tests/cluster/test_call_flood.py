@@ -74,6 +74,37 @@ def test_a_flood_makes_threads_wake_up_less_often_until_they_have_their_turn_aga
     )
 
 
+def test_a_flood_that_ends_while_threads_are_counted_leaves_the_usual_interval(
+    usual_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Pausing()
+    flood = CallFlood(clock=clock)
+    calls(flood, clock, 3 * STEP_CALLS, seconds=STEP_BEGIN_S)
+
+    def count() -> int:
+        flood._end()
+        return 1000
+
+    monkeypatch.setattr(flood, "_threads", count)
+    calls(flood, clock, STEP_CALLS, seconds=STEP_BEGIN_S)
+    assert sys.getswitchinterval() == pytest.approx(usual_s)
+    clock.pause(call_flood.CALM_PAUSES)
+
+
+def test_a_call_is_served_although_no_descriptor_is_free(
+    usual_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Pausing()
+    flood = CallFlood(clock=clock)
+
+    def refuse() -> int:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(flood, "_threads", refuse)
+    calls(flood, clock, 5 * STEP_CALLS, seconds=STEP_BEGIN_S)
+    clock.pause(call_flood.CALM_PAUSES)
+
+
 def test_the_interval_has_a_limit(usual_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Pausing()
     flood = CallFlood(clock=clock)

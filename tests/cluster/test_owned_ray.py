@@ -90,7 +90,7 @@ def test_a_ray_gets_more_time_while_its_processes_make_progress(
     clock = ManualClock()
     deadline_ms = clock.monotonic_ms() + 30_000
     monkeypatch.setattr(
-        process_tree, "active_ms_of", lambda family, files: clock.monotonic_ms() * share
+        process_tree, "active_ms_of", lambda family, files: {1: clock.monotonic_ms() * share}
     )
     patience = owned_ray._Patience(OWNED, deadline_ms, files=Files(), clock=clock)
     while not patience.is_over():

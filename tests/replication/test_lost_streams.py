@@ -8,7 +8,7 @@ from raymq.replication import election as r
 from raymq.replication import wire
 from raymq.replication.election import Ballot, ElectionLimits, ElectionState
 from raymq.replication.wire import ReplicaProcess
-from tests.replication.test_election import Replica, follower, leader, process
+from tests.replication.test_election import Replica, follower, leader, process, win
 
 LIMITS = ElectionLimits()
 
@@ -53,6 +53,30 @@ def test_a_leader_whose_replication_has_ended_lets_the_best_replica_that_has_one
     ]
 
 
+def test_a_leader_stays_if_no_majority_would_vote_for_the_replica_that_could_stream() -> None:
+    # Replica 1 is away, and this log is longer than that of replica 2.
+    replica = led(r2=119)
+    lose_streams(replica, answers={2: True}, ms=4 * LIMITS.streams_lost_ms)
+    assert replica.machine.leads
+    replica.step(r.FollowerHeard(2, replica.machine.epoch, 120, True))
+    lose_streams(replica, answers={2: True}, ms=LIMITS.streams_lost_ms)
+    assert not replica.machine.leads
+
+
+def test_leaderships_without_streams_in_a_row_last_twice_as_long() -> None:
+    replica = led(r1=120, r2=120)
+    waits = []
+    for _ in range(3):
+        replica.log = replica.log._replace(can_stream=False)
+        began_ms = replica.now_ms
+        while replica.machine.leads:
+            lose_streams(replica, answers={1: True, 2: True}, ms=LIMITS.heartbeat_ms)
+        waits.append(replica.now_ms - began_ms)
+        win(replica)
+        replica.log = replica.log._replace(can_stream=False)
+    assert waits[2] > 1.5 * waits[1] > waits[0]
+
+
 def test_a_leader_stays_while_no_other_replica_could_stream() -> None:
     replica = led(r1=120, r2=120)
     lose_streams(replica, answers={1: False, 2: False}, ms=4 * LIMITS.streams_lost_ms)
@@ -78,9 +102,9 @@ def test_a_leader_that_has_just_started_waits_longer_for_its_replication() -> No
     replica.hear(1, wire.PreVoteReply(replica.machine._question, True, True))
     replica.hear(1, wire.VoteReply(True, True))
     replica.step(r.EpochBegun(replica.machine.epoch, 120))
-    lose_streams(replica, answers={1: True}, ms=2 * LIMITS.streams_lost_ms)
+    lose_streams(replica, answers={1: True, 2: False}, ms=2 * LIMITS.streams_lost_ms)
     assert replica.machine.leads
-    lose_streams(replica, answers={1: True}, ms=LIMITS.streams_missing_ms)
+    lose_streams(replica, answers={1: True, 2: False}, ms=LIMITS.streams_missing_ms)
     assert not replica.machine.leads
 
 

@@ -85,6 +85,24 @@ def test_another_replica_leads_within_two_seconds_when_a_replication_has_ended(m
     heal(script)
 
 
+def test_a_leader_that_alone_could_lead_stays_without_its_replication():
+    script = Script(3, ElectionMachine)
+    script.run(5_000)
+    leader = script.leader()
+    other = next(node for node in script.nodes if node is not leader)
+    other.is_paused = True
+    script.run(3_000)
+    leader = script.leader()
+    leader.is_streaming = False
+    leader.stop_streams()
+    elections = script.world.elections
+    for _ in range(5):
+        script.world.put(leader)
+    script.run(9_000)
+    assert script.leader() is leader
+    assert script.world.elections == elections
+
+
 @pytest.mark.parametrize("members", [2, 3, 5])
 def test_another_replica_leads_when_a_replication_hangs_for_good(members: int):
     script = Script(members, ElectionMachine)
