@@ -21,6 +21,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SILENT_MIN_MS = 1_000
 #: a process that runs, or waits for a core, for this share of a time is busy. The threads of an idle one need 1 %
 BUSY_SHARE = 0.1
+#: between two looks at its activity, which the kernel counts in steps of 10 ms
+LOOK_MS = 250
 #: what a silent time counts in which the process was busy
 BUSY_WEIGHT = 0.25
 #: an incarnation and a 15-bit fencing token fit into one field, see control_block.py
@@ -105,9 +107,15 @@ class SilentTime:
             self._excused_ms = 0.0
             return silent_ms
 
+        is_same = last is not None and last[0] == pid and silent_ms >= last[2]
+        if last is not None and is_same and now_ms - last[1] < LOOK_MS:
+            # What came after that look counts whole until the next one.
+            self._last = last
+            return silent_ms - self._excused_ms
+
         ran_ms, waited_ms = active_ms(pid, files=self._files)
         self._last = (pid, now_ms, silent_ms, (ran_ms, waited_ms))
-        if last is None or last[0] != pid or silent_ms < last[2]:
+        if last is None or not is_same:
             self._excused_ms = 0.0
             return silent_ms
 

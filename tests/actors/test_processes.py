@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.shared import processes
 from raymq.actors.shared.processes import (
+    BUSY_WEIGHT,
+    LOOK_MS,
+    SILENT_MIN_MS,
     ProcessHandle,
     ProcessIdentity,
+    SilentTime,
     active_ms,
     identify,
     new_incarnation,
@@ -129,3 +134,17 @@ def test_a_process_that_runs_is_active_and_one_that_is_stopped_is_not() -> None:
         spinning.kill()
         spinning.wait()
     assert active_ms(spinning.pid, files=FILES) == (0.0, 0.0)
+
+
+def test_a_busy_process_is_excused_however_often_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ms = 0
+    # As the kernel counts it.
+    monkeypatch.setattr(processes, "active_ms", lambda pid, *, files: (now_ms // 10 * 10, 0.0))
+    silent = SilentTime(files=FILES)
+    counted = 0.0
+    for now_ms in range(0, 8_000, 3):
+        counted = silent.count(1, now_ms, now_ms)
+    least = SILENT_MIN_MS + (8_000 - SILENT_MIN_MS) * BUSY_WEIGHT
+    assert least <= counted <= least + 2 * LOOK_MS
