@@ -129,7 +129,9 @@ def simulate(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     session.run(
         # With -s it prints how often everything happened.
-        *("python", "-m", "pytest", "-s", "tests/replication/test_simulation.py"),
+        *("python", "-m", "pytest", "-s"),
+        "tests/replication/test_simulation.py",
+        "tests/replication/test_starved.py",
         *("--timeout", "36000", *session.posargs),
         env={
             "RAYMQ_SIMULATED_STEPS": os.environ.get("RAYMQ_SIMULATED_STEPS", "150"),

@@ -31,6 +31,7 @@ from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
 from . import wire
+from .delays import SlowestDelay
 from .quorum import confirmed_end, majority, may_lead, sees_all_confirmed
 from .wire import (
     AskEpoch,
@@ -50,16 +51,22 @@ from .wire import (
 
 @dataclass(frozen=True, kw_only=True)
 class ElectionLimits:
-    """Times of elections. No promise depends on any of them."""
+    """Times of elections. No promise depends on any of them.
 
-    #: a follower that hears no leader for this long, and up to as long again, asks for votes
+    Where a machine is short of CPU, messages come late and processes still live. So those times that end a leadership
+    or a candidacy grow with the slowest delay that was measured lately.
+    """
+
+    #: a follower that hears no leader for this long, and up to as long again, asks for votes. Both grow by twice the
+    #: slowest delay, and the second part doubles with each candidacy in a row
     election_ms: int = 1_000
     #: between two checks of a leader, which are its heartbeats too; `retry_ms` during a hand-over, if that is less
     heartbeat_ms: int = 400
-    #: a leader that no majority answers for this long steps down
+    #: a leader that no majority answers for this long, and three times the slowest delay, steps down
     majority_silence_ms: int = 2_000
-    #: a leader whose log streams reach no majority for this long lets another replica lead. Each such leadership that
-    #: follows another one in a row lasts twice as long, because no other replica may be able to lead
+    #: a leader whose log streams reach no majority for this long, and three times the slowest delay, lets another
+    #: replica lead. Each such leadership that follows another in a row lasts twice as long, because no other one may
+    #: be able to lead
     stream_silence_ms: int = 10_000
     #: a leader whose process for log streams has ended this long ago lets a replica lead whose process runs. Each such
     #: leadership that follows another one in a row lasts twice as long
@@ -74,16 +81,27 @@ class ElectionLimits:
     #: lead. Each such leadership that follows another one in a row lasts twice as long, because the disks of the other
     #: replicas may be no better
     disk_stall_ms: int = 3_000
-    #: a leader's own disk is late while it lacks what a majority of the replicas stored this long ago without it
+    #: a leader's own disk is late while it lacks what a majority of the replicas stored this long ago without it. The
+    #: slowest delay is added
     disk_lag_ms: int = 200
     #: a leader whose own disk was late for so much longer than it was in time lets another replica lead
     disk_late_ms: int = 3_000
-    #: how long a leader waits for the replica that takes over
+    #: how long a leader waits for the replica that takes over; twice the slowest delay is added
     hand_over_ms: int = 1_000
+    #: no delay counts with more: a cut can be longer
+    delay_most_ms: int = 5_000
+    #: a delay counts half after this time, a quarter after as long again
+    delay_halving_ms: int = 30_000
+    #: one delay raises the slowest one to twice its value and this at most
+    delay_step_ms: int = 500
 
 
 #: of `stream_silence_ms` and `disk_stall_ms`: ten seconds become ten minutes
 MOST_DOUBLINGS = 6
+#: of the spread of candidacies
+MOST_SPREAD_DOUBLINGS = 3
+#: questions whose answers may still come
+ASKED_MAX = 16
 
 
 class Ballot(NamedTuple):
@@ -362,6 +380,17 @@ class ElectionMachine:
         self._is_preferred = is_preferred
         self._limits = limits or ElectionLimits()
 
+        limits = self._limits
+        self._delay = SlowestDelay(
+            most_ms=limits.delay_most_ms,
+            halving_ms=limits.delay_halving_ms,
+            step_ms=limits.delay_step_ms,
+        )
+        #: (kind of a question, its number or epoch) -> when it was asked
+        self._asked_ms: dict[tuple[type, int], int] = {}
+        #: candidacies in a row after which no leader was heard
+        self._candidacies = 0
+
         self._now_ms = 0
         self._effects: list[ElectionEffect] = []
         self._log = LogFacts(0, 0, 0)
@@ -369,6 +398,8 @@ class ElectionMachine:
         #: when an election begins, or the present one is tried again; None: not known before the first tick
         self._election_ms: int | None = None
         self._leader_heard_ms: int | None = None
+        #: the process of that heartbeat
+        self._heard_leader: ReplicaProcess | None = None
         #: this process has led or heard a leader
         self._has_seen_leader = False
         #: number of the last question to all others
@@ -469,7 +500,7 @@ class ElectionMachine:
             for replica, end in list(leadership.durable_ends.items())
             if replica in self._electable
             and replica not in leadership.not_streaming
-            and self._now_ms - leadership.streamed_ms[replica] <= self._limits.majority_silence_ms
+            and self._now_ms - leadership.streamed_ms[replica] <= self._silence_ms
         ]
         return max(ends)[2] if ends else None
 
@@ -524,8 +555,60 @@ class ElectionMachine:
 
     def _await_leader(self, times: int = 1) -> None:
         """Begin an election later, unless a leader is heard before."""
-        wait_ms = int(self._limits.election_ms * (1 + self._chance))
-        self._election_ms = self._now_ms + times * wait_ms
+        patience_ms = self._patience_ms
+        spread_ms = patience_ms << min(self._candidacies, MOST_SPREAD_DOUBLINGS)
+        self._election_ms = self._now_ms + times * int(patience_ms + spread_ms * self._chance)
+
+    # --- delays -----------------------------------------------------------------------------------
+
+    @property
+    def _slowest_ms(self) -> int:
+        """The slowest delay of a message, or of this process, that was measured lately."""
+        return self._delay.value_ms(self._now_ms)
+
+    @property
+    def _patience_ms(self) -> int:
+        """A leader that is not heard for so long may have ended."""
+        return self._limits.election_ms + 2 * self._slowest_ms
+
+    @property
+    def _silence_ms(self) -> int:
+        """A leader whom no majority answers for so long may be cut off."""
+        return self._limits.majority_silence_ms + 3 * self._slowest_ms
+
+    def _note_asked(self, kind: type, number: int) -> None:
+        """Note when a question was asked: the delay of its answers shows how long a candidacy must wait."""
+        self._asked_ms[kind, number] = self._now_ms
+        if len(self._asked_ms) > ASKED_MAX:
+            del self._asked_ms[next(iter(self._asked_ms))]
+
+    def _measure_answer(self, event: Received) -> None:
+        """Note how long an answer took, that to an earlier question too, and that a leader lives that was not heard."""
+        message, asked_ms = event.message, None
+        if isinstance(message, (PreVoteReply, EpochReply)):
+            asked_ms = self._asked_ms.get((PreVote, message.number))
+        elif isinstance(message, VoteReply):
+            asked_ms = self._asked_ms.get((RequestVote, event.epoch))
+        if asked_ms is None:
+            return
+
+        self._delay.note(self._now_ms - asked_ms, self._now_ms)
+        if event.sender == self._heard_leader:
+            self._measure_heartbeat()
+
+    def _measure_heartbeat(self) -> None:
+        """Note for how long the leader was not heard that lives, as a message of it has just shown."""
+        if self._leader_heard_ms is not None:
+            gap_ms = self._now_ms - self._leader_heard_ms
+            self._delay.note(gap_ms - self._limits.heartbeat_ms, self._now_ms)
+
+    def _measure_majority(self) -> None:
+        """Note for how long a leader had no answers of a majority, when one comes."""
+        heard = sorted(self._leadership.heard_ms.values(), reverse=True)
+        others = majority(len(self._members)) - 1
+        if 0 < others <= len(heard):
+            gap_ms = self._now_ms - heard[others - 1]
+            self._delay.note(gap_ms - self._limits.heartbeat_ms, self._now_ms)
 
     def _send(self, addressee: ReplicaProcess, message: wire.Election) -> None:
         """Send one message under this replica's epoch."""
@@ -558,6 +641,7 @@ class ElectionMachine:
         if not self._is_for_me(event):
             return
 
+        self._measure_answer(event)
         sender, _, epoch, message = event
         # A question before an election raises no epoch.
         raises_epoch = not isinstance(message, (PreVote, AskEpoch, EpochReply))
@@ -656,6 +740,7 @@ class ElectionMachine:
         self.leader = None
 
         self._question += 1
+        self._note_asked(PreVote, self._question)
         self._answers = {self.me.id: self.ballot.is_complete}
         if not self.ballot.is_complete:
             # Its own ballot may have been lost. Only all replicas together know the epochs that are used up.
@@ -697,7 +782,7 @@ class ElectionMachine:
         """Whether this replica leads, or hears a leader."""
         heard_ms = self._leader_heard_ms
         return self.state is ElectionState.LEADER or (
-            heard_ms is not None and self._now_ms - heard_ms < self._limits.election_ms
+            heard_ms is not None and self._now_ms - heard_ms < self._patience_ms
         )
 
     def _take_pre_vote(self, sender: ReplicaProcess, message: PreVoteReply) -> None:
@@ -732,6 +817,8 @@ class ElectionMachine:
         self._step_down("an election begins")
         self._adopt_epoch(epoch, self.me)
         self._await_leader()
+        self._candidacies += 1
+        self._note_asked(RequestVote, epoch)
 
         self.state = ElectionState.CANDIDATE
         self._answers = {self.me.id: self.ballot.is_complete}
@@ -773,6 +860,7 @@ class ElectionMachine:
         self.state = ElectionState.LEADER
         self.leader = self.me
         self._has_seen_leader = True
+        self._heard_leader, self._candidacies = None, 0
         heard_ms = dict.fromkeys(self._answers, self._now_ms)
         self._leadership = _Leadership(
             since_ms=self._now_ms,
@@ -802,8 +890,11 @@ class ElectionMachine:
 
     def _hear_heartbeat(self, leader: ReplicaProcess) -> None:
         """Follow the leader of the present epoch, whose process lives: there is nothing to elect for now."""
-        self._leader_heard_ms = self._now_ms
+        if leader == self._heard_leader:
+            self._measure_heartbeat()
+        self._leader_heard_ms, self._heard_leader = self._now_ms, leader
         self._has_seen_leader = True
+        self._candidacies = 0
         self._await_leader()
         self._follow(leader)
 
@@ -866,10 +957,11 @@ class ElectionMachine:
         Args: as of `_watch_disk`.
         """
         leadership, limits = self._leadership, self._limits
-        if self._misses_majority(leadership.heard_ms, limits.majority_silence_ms):
-            self._step_down(f"no majority was heard for {limits.majority_silence_ms} ms")
+        if self._misses_majority(leadership.heard_ms, self._silence_ms):
+            self._step_down(f"no majority was heard for {self._silence_ms} ms")
             return
-        silence_ms = limits.stream_silence_ms << min(self._silent_leaderships, MOST_DOUBLINGS)
+        silence_ms = limits.stream_silence_ms + 3 * self._slowest_ms
+        silence_ms <<= min(self._silent_leaderships, MOST_DOUBLINGS)
         is_old = self._now_ms - leadership.since_ms > silence_ms
         if is_old and self._misses_majority(leadership.streamed_ms, silence_ms):
             self._silent_leaderships += 1
@@ -935,8 +1027,7 @@ class ElectionMachine:
         ends = {
             replica: leadership.durable_ends.get(replica, 0)
             for replica, (_, is_complete) in leadership.answers.items()
-            if is_complete
-            and self._now_ms - leadership.heard_ms[replica] <= self._limits.majority_silence_ms
+            if is_complete and self._now_ms - leadership.heard_ms[replica] <= self._silence_ms
         }
         able = [
             (end, -replica)
@@ -959,7 +1050,7 @@ class ElectionMachine:
         if self._leadership.late_ms > self._limits.disk_late_ms:
             self._leadership.late_ms = 0
             self._hand_over_to_best(
-                f"a majority stores what this disk stores more than {self._limits.disk_lag_ms} ms later"
+                f"a majority stores what this disk stores more than {self._disk_lag_ms} ms later"
             )
 
         leadership, log = self._leadership, self._log
@@ -982,6 +1073,11 @@ class ElectionMachine:
         if self._hand_over_to_best(f"the disk stored nothing for {stall_ms} ms"):
             self._stalled_leaderships += 1
 
+    @property
+    def _disk_lag_ms(self) -> int:
+        """How late a disk may be in comparison. Where processes run late, their syncs do."""
+        return self._limits.disk_lag_ms + self._slowest_ms
+
     def _measure_lateness(self, *, has_advanced: bool) -> None:
         """Compare the own disk with those of a majority without it. Where all share one slow disk, none is late."""
         leadership, log, limits = self._leadership, self._log, self._limits
@@ -996,7 +1092,7 @@ class ElectionMachine:
             leadership.majority_end_ms = self._now_ms
 
         is_behind = log.durable < leadership.majority_end
-        if is_behind and self._now_ms - leadership.majority_end_ms > limits.disk_lag_ms:
+        if is_behind and self._now_ms - leadership.majority_end_ms > self._disk_lag_ms:
             leadership.late_ms += passed_ms
         elif has_advanced or log.durable < log.end:
             leadership.late_ms = max(0, leadership.late_ms - passed_ms)
@@ -1069,6 +1165,7 @@ class ElectionMachine:
             return
 
         leadership = self._leadership
+        self._measure_majority()
         leadership.heard_ms[sender.id] = self._now_ms
         if message.number > leadership.answers.get(sender.id, (0, False))[0]:
             leadership.answers[sender.id] = message.number, message.is_complete
@@ -1116,7 +1213,8 @@ class ElectionMachine:
 
         leadership = self._leadership
         leadership.hand_over_to = to
-        leadership.hand_over_until_ms = self._now_ms + self._limits.hand_over_ms
+        wait_ms = self._limits.hand_over_ms + 2 * self._slowest_ms
+        leadership.hand_over_until_ms = self._now_ms + wait_ms
         self._effects.append(StopPuts(f"replica {to} shall lead: {reason}"))
         self._hand_over()
 

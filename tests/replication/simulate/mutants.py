@@ -50,6 +50,14 @@ class VotesTwiceInAnEpoch(ElectionMachine):
         super()._answer_vote(sender, epoch, message, is_new=epoch == self.epoch)
 
 
+class KeepsItsTimes(ElectionMachine):
+    """Rules R5 and R16: times follow how late messages come."""
+
+    @property
+    def _slowest_ms(self) -> int:
+        return 0
+
+
 class ForgetsItsVote(ElectionMachine):
     """Rules R2 and R3: an epoch and a vote are on disk before an answer relies on them."""
 

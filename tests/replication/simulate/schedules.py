@@ -103,14 +103,14 @@ def vote_of_a_lost_disk(machine: type[ElectionMachine]) -> Script:
     leader = script.leader()
     lost, third, voter, candidate = [each.id for each in script.nodes if each is not leader]
 
-    # The candidate misses a heartbeat, and asks just before the next one.
+    # The candidate misses a heartbeat, which came late, and asks just before the next one.
     world.now += 1_500
     world.step(leader, r.ElectionTick(0.0))
     for other in (lost, third, voter):
         script.deliver(script.take(wire.CheckLeader, leader.id, other))
         script.deliver(script.take(wire.CheckLeaderReply, other, leader.id))
     # The answer of the candidate's first voter takes long, and so does the request to the second.
-    script.ask(candidate, lost, voter, after_ms=1_000)
+    script.ask(candidate, lost, voter, after_ms=2_200)
     script.deliver(script.take(wire.RequestVote, candidate, lost))
     given = script.take(wire.VoteReply, lost, candidate)
     request = script.take(wire.RequestVote, candidate, voter)

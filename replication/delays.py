@@ -1,0 +1,36 @@
+"""How late the messages of living processes come: what the patience of elections follows."""
+
+from __future__ import annotations
+
+import math
+
+
+class SlowestDelay:
+    """A maximum of delays that is forgotten by and by: half of it in each `halving_ms`.
+
+    One delay raises it to twice its value and `step_ms` at most. A cut of minutes that heals therefore counts as one
+    short delay, and a starved machine, whose delays are many, soon counts with its longest.
+    """
+
+    def __init__(self, *, most_ms: int, halving_ms: int, step_ms: int) -> None:
+        """Args: `most_ms`: no value is above it."""
+        self._most_ms = most_ms
+        self._halving_ms = halving_ms
+        self._step_ms = step_ms
+        self._noted = 0.0
+        self._noted_at_ms = 0
+
+    def note(self, delay_ms: int, now_ms: int) -> None:
+        """Take one delay."""
+        known = self._at(now_ms)
+        if delay_ms > known:
+            self._noted = min(delay_ms, 2 * known + self._step_ms, self._most_ms)
+            self._noted_at_ms = now_ms
+
+    def value_ms(self, now_ms: int) -> int:
+        """The slowest delay, as far as it is remembered."""
+        return int(self._at(now_ms))
+
+    def _at(self, now_ms: int) -> float:
+        age_ms = now_ms - self._noted_at_ms
+        return self._noted * math.pow(0.5, age_ms / self._halving_ms)
