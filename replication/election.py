@@ -211,7 +211,10 @@ class ElectionTick(NamedTuple):
 
 
 class OwnSyncFailed(NamedTuple):
-    """A sync of the own log failed."""
+    """A sync of the own log failed: this replica stores nothing more, and answers what others ask."""
+
+    #: the log still has everything that was ever reported as durable
+    is_complete: bool = True
 
 
 class HandOver(NamedTuple):
@@ -398,8 +401,8 @@ class ElectionMachine:
         #: when an election begins, or the present one is tried again; None: not known before the first tick
         self._election_ms: int | None = None
         self._leader_heard_ms: int | None = None
-        #: the process of that heartbeat
-        self._heard_leader: ReplicaProcess | None = None
+        #: the process and the epoch of that heartbeat
+        self._heard_leader: tuple[ReplicaProcess, int] | None = None
         #: this process has led or heard a leader
         self._has_seen_leader = False
         #: number of the last question to all others
@@ -463,7 +466,7 @@ class ElectionMachine:
             if self.state is ElectionState.LEADER and event.epoch == self.epoch:
                 self._leadership.begun_end = event.end
         elif isinstance(event, OwnSyncFailed):
-            self._step_down("a sync of the log failed")
+            self._fail_sync(event)
         elif isinstance(event, HandOver):
             self._begin_hand_over(event.to, "an operator asked for it")
         elif isinstance(event, CheckAsked) and self.state is ElectionState.LEADER:
@@ -544,6 +547,14 @@ class ElectionMachine:
             self._step_down(f"replica of epoch {epoch} heard")
             self._adopt_epoch(epoch, None)
 
+    def _fail_sync(self, event: OwnSyncFailed) -> None:
+        """Lead no more, and vote: without the votes of such replicas a sound one might have no majority (R16)."""
+        self._may_be_candidate = False
+        self._step_down("a sync of the log failed")
+        if self.ballot.is_complete and not event.is_complete:
+            self.ballot = self.ballot._replace(is_complete=False)
+            self._effects.append(Persist(self.ballot))
+
     def _step_down(self, reason: str) -> None:
         """End a leadership or a candidacy (R16)."""
         if self.state is ElectionState.LEADER:
@@ -583,22 +594,21 @@ class ElectionMachine:
             del self._asked_ms[next(iter(self._asked_ms))]
 
     def _measure_answer(self, event: Received) -> None:
-        """Note how long an answer took, that to an earlier question too, and that a leader lives that was not heard."""
+        """Note how long an answer took, that to an earlier question too."""
         message, asked_ms = event.message, None
         if isinstance(message, (PreVoteReply, EpochReply)):
             asked_ms = self._asked_ms.get((PreVote, message.number))
         elif isinstance(message, VoteReply):
             asked_ms = self._asked_ms.get((RequestVote, event.epoch))
-        if asked_ms is None:
-            return
+        if asked_ms is not None:
+            self._delay.note(self._now_ms - asked_ms, self._now_ms)
 
-        self._delay.note(self._now_ms - asked_ms, self._now_ms)
-        if event.sender == self._heard_leader:
-            self._measure_heartbeat()
+    def _measure_heartbeat(self, leader: ReplicaProcess, epoch: int) -> None:
+        """Note for how long a leader was not heard, whose heartbeat has just come: before its epoch is over, or after.
 
-    def _measure_heartbeat(self) -> None:
-        """Note for how long the leader was not heard that lives, as a message of it has just shown."""
-        if self._leader_heard_ms is not None:
+        One of another epoch, which the same process leads, ends no silence of this one.
+        """
+        if self._leader_heard_ms is not None and (leader, epoch) == self._heard_leader:
             gap_ms = self._now_ms - self._leader_heard_ms
             self._delay.note(gap_ms - self._limits.heartbeat_ms, self._now_ms)
 
@@ -665,6 +675,7 @@ class ElectionMachine:
         elif epoch == self.epoch:
             self._receive_in_epoch(sender, message)
         elif isinstance(message, CheckLeader):
+            self._measure_heartbeat(sender, epoch)
             self._send(sender, wire.NewerEpoch())
 
     def _receive_in_epoch(self, sender: ReplicaProcess, message: wire.Election) -> None:
@@ -890,9 +901,8 @@ class ElectionMachine:
 
     def _hear_heartbeat(self, leader: ReplicaProcess) -> None:
         """Follow the leader of the present epoch, whose process lives: there is nothing to elect for now."""
-        if leader == self._heard_leader:
-            self._measure_heartbeat()
-        self._leader_heard_ms, self._heard_leader = self._now_ms, leader
+        self._measure_heartbeat(leader, self.epoch)
+        self._leader_heard_ms, self._heard_leader = self._now_ms, (leader, self.epoch)
         self._has_seen_leader = True
         self._candidacies = 0
         self._await_leader()
@@ -960,8 +970,8 @@ class ElectionMachine:
         if self._misses_majority(leadership.heard_ms, self._silence_ms):
             self._step_down(f"no majority was heard for {self._silence_ms} ms")
             return
-        silence_ms = limits.stream_silence_ms + 3 * self._slowest_ms
-        silence_ms <<= min(self._silent_leaderships, MOST_DOUBLINGS)
+        silence_ms = limits.stream_silence_ms << min(self._silent_leaderships, MOST_DOUBLINGS)
+        silence_ms += 3 * self._slowest_ms
         is_old = self._now_ms - leadership.since_ms > silence_ms
         if is_old and self._misses_majority(leadership.streamed_ms, silence_ms):
             self._silent_leaderships += 1

@@ -27,6 +27,7 @@ from raymq.replication.election import (
     HandOver,
     LeaderLost,
     LogFacts,
+    OwnSyncFailed,
     Received,
     ResumePuts,
     SendElection,
@@ -166,6 +167,12 @@ class Elections:
         """
         for each in self._step(event):
             self._post(each)
+
+    def leave(self) -> None:
+        """Lead no more, because this process writes nothing more. After a failed sync it votes. Raises: OSError."""
+        log = self._log
+        is_kept = not log.sync_failed or log.synced >= own_durable(log.config.flush, log.ends)
+        self.step(OwnSyncFailed(is_complete=is_kept))
 
     def tick(self) -> None:
         """Let the machine do what is due by the time, when the last tick is TICK_MS old. Raises: OSError."""
@@ -317,6 +324,8 @@ class Elections:
 
     def _facts(self) -> LogFacts:
         log = self._log
+        if log.sync_failed:
+            return self._facts_of_synced()
         durable = own_durable(log.config.flush, log.ends)
         return LogFacts(
             log.last_epoch,
@@ -326,6 +335,13 @@ class Elections:
             is_writable=self.is_writable(),
             can_stream=self.can_stream(),
         )
+
+    def _facts_of_synced(self) -> LogFacts:
+        """Of a log of which a sync has failed: nothing above its synced end can be trusted, and nothing is written."""
+        log = self._log
+        last = log.chain.unit_at(log.synced - 1)
+        epoch = 0 if last is None else last.epoch
+        return LogFacts(epoch, log.synced, log.synced, is_writable=False, can_stream=False)
 
 
 def _read_ballot(

@@ -22,7 +22,6 @@ from raymq.replication.election import (
     EpochBegun,
     FollowerHeard,
     HandOver,
-    OwnSyncFailed,
 )
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
@@ -559,9 +558,11 @@ class ReplicaHost:
     def elect(self, frame: bytes) -> list[bytes]:
         """Take a message of another replica's elections. Returns: the messages that answer it.
 
+        A replica of which a sync has failed still answers, by what it had synced before: others need its vote.
         Raises: Rejected for a frame of another shard; Unavailable when nothing is answered any more.
         """
-        self.check_serving()
+        if self._stopping or not self.log.sync_failed:
+            self.check_serving()
         return self.elections.receive(frame)
 
     def _take_answer(self, frame: bytes) -> None:
@@ -871,7 +872,7 @@ class ReplicaHost:
         """Let the other replicas elect another leader at once: this one writes nothing more."""
         if self.sole_candidate is None:
             with contextlib.suppress(OSError):
-                self.elections.step(OwnSyncFailed())
+                self.elections.leave()
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when nothing more is written."""

@@ -261,6 +261,20 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
     assert host.elections.epoch == shard.hosts[second].elections.epoch
 
 
+def test_the_third_replica_leads_after_the_syncs_of_two_have_failed_one_after_the_other(
+    shard: Shard,
+) -> None:
+    shard.start_led_by_0()
+    failed = []
+    for _ in range(2):
+        leading = shard.wait_leader()
+        failed.append(leading)
+        shard.hosts[leading].supervisor.poison("fdatasync: errno 5")
+        wait_until(lambda: shard.hosts[failed[-1]].state == "READ_ONLY")
+        shard.wait_leader(other_than=leading)
+    assert shard.wait_leader() not in failed
+
+
 def test_a_leader_that_stops_writing_serves_no_reads_that_a_new_leader_may_contradict(
     shard: Shard,
 ) -> None:

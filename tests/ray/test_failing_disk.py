@@ -5,6 +5,7 @@ Replica 0 has a small disk of its own. A user without root cannot mount it and d
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,41 @@ def test_a_follower_whose_sync_failed_begins_again_when_its_process_ends_and_get
     # It counts: it leads, and confirms what it takes.
     move_leader(shard, load, 2)
     wait_for_writes(load)
+
+
+@pytest.mark.slow
+def test_the_third_replica_leads_after_two_failed_syncs_and_writes_go_on_once_one_begins_again(
+    shard: ReplicatedShard, load: Load, following: None, calls: FailingCalls
+) -> None:
+    fail_sync(shard, load, 1, calls)
+    assert wait_for_leader(shard, but=1) in (0, 2)
+    move_leader(shard, load, 2)
+    wait_for_writes(load)
+    fail_sync(shard, load, 2, calls)
+    assert wait_for_leader(shard, but=2) == 0
+
+    begin_again(shard, load, 1)
+    wait_for_writes(load)
+    # A second damaged store of replica 2 would stay where it is.
+    (older,) = shard.paths.replica(0, 2).parent.glob("damaged-*-replica-2")
+    shutil.rmtree(older)
+    begin_again(shard, load, 2)
+    wait_for_writes(load)
+    check_logs(shard)
+
+
+def fail_sync(shard: ReplicatedShard, load: Load, replica: int, calls: FailingCalls) -> None:
+    with calls.failing(SYNC, shard.paths.replica(0, replica) / "commitlog"):
+        until(lambda: bool(shard.status(replica)["supervisor"]["poisoned"]), load.pause)
+
+
+def begin_again(shard: ReplicatedShard, load: Load, replica: int) -> None:
+    """End the process of a replica whose sync failed, and wait until the next one is complete."""
+    old = int(shard.status(replica)["pid"])
+    kill([old])
+    place = shard.paths.replica(0, replica)
+    until(lambda: len(list(place.parent.glob(f"damaged-*-{place.name}"))) == 1, pause)
+    wait_until_complete(shard, replica)
 
 
 @pytest.mark.slow

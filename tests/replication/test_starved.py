@@ -102,6 +102,22 @@ def test_a_heartbeat_of_another_leader_ends_no_delay():
     assert waits_ms(replica) == LIMITS.election_ms
 
 
+def test_a_leader_that_is_elected_again_was_not_late_meanwhile():
+    replica = follower()
+    replica.now_ms += 1_500
+    replica.hear(0, wire.CheckLeader(1), epoch=6)
+    assert waits_ms(replica) == LIMITS.election_ms
+
+
+def test_a_heartbeat_of_an_epoch_that_is_over_shows_how_late_its_leader_is():
+    replica = follower()
+    replica.now_ms += 1_500
+    replica.hear(2, wire.RequestVote(9, 1_000), epoch=6)
+    replica.hear(0, wire.CheckLeader(2), epoch=5)
+    replica.hear(2, wire.CheckLeader(1), epoch=6)
+    assert waits_ms(replica) == LIMITS.election_ms + 2 * LIMITS.delay_step_ms
+
+
 def test_a_leader_that_gets_late_answers_of_a_majority_stays():
     replica = leader(5)
     for gap_ms in (1_000, 1_800, 2_600, LATE_MS):

@@ -284,6 +284,7 @@ class Chaos:
         if (
             node.is_up
             and not node.is_paused
+            and node.failed_end is None
             and (self.world.flush == "sync" or self.may_lose(node))
         ):
             self.faults["failed syncs"] += 1
@@ -364,7 +365,7 @@ class Chaos:
         world.lost_answers = 0.0
         for node in world.nodes:
             node.is_paused = False
-            if not node.is_up:
+            if node.failed_end is not None or not node.is_up:
                 world.start(node)
         for node in world.nodes:
             node.is_disk_stalled = False

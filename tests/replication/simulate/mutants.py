@@ -200,6 +200,13 @@ class LeadsOnAfterAFailedSync(ElectionMachine):
         return [] if isinstance(event, r.OwnSyncFailed) else super().step(event, now_ms, log)
 
 
+class StaysCompleteAfterAFailedSync(ElectionMachine):
+    """Rule R13: a log that lacks what it reported as durable is not complete."""
+
+    def _fail_sync(self, event: r.OwnSyncFailed) -> None:
+        super()._fail_sync(r.OwnSyncFailed())
+
+
 class LeadsOnWithSilentStreams(ElectionMachine):
     """Rule R16: a leader whose log streams are silent for long lets another replica lead."""
 
@@ -383,6 +390,7 @@ FOUND_BY_CHAOS: dict[type[ElectionMachine], int] = {
     LeadsWithoutAMajority: 3,
     NeverStepsDown: 3,
     LeadsOnAfterAFailedSync: 1,
+    StaysCompleteAfterAFailedSync: 3,
     LeadsOnWithSilentStreams: 3,
     LeadsOnWithAStalledDisk: 3,
 }

@@ -142,7 +142,8 @@ class Node:
     #: end of the EPOCH record of the epoch that it leads, and how far its Replication says that the log is confirmed
     epoch_end: int = 0
     published_end: int = 0
-    #: a sync failed: what was not synced then is not on the disk, whatever later syncs say
+    #: a sync failed at this end: what was not synced then is not on the disk, whatever later syncs say. Its processes
+    #: write nothing more, and vote
     failed_end: int | None = None
     #: its disk syncs nothing, and later takes no appends, but forgets nothing
     is_disk_stalled: bool = False
@@ -163,12 +164,22 @@ class Node:
         )
 
     @property
+    def is_poisoned(self) -> bool:
+        """It writes nothing more after a failed sync. A machine without that rule leads on, and syncs again."""
+        leads = self.replica is not None and self.replica.state is ElectionState.LEADER
+        return self.failed_end is not None and not leads
+
+    @property
     def process(self) -> ReplicaProcess:
         return ReplicaProcess(self.id, make_incarnation(self.generation, self.incarnation))
 
     def facts(self) -> LogFacts:
         assert self.receiver is not None
         log, receiver = self.log, self.receiver
+        if self.failed_end is not None and self.is_poisoned:
+            end = self.failed_end
+            epoch = log.epoch_at(end - 1) if end > 0 else 0
+            return LogFacts(epoch, end, end, is_writable=False, can_stream=False)
         matched = receiver.matched_end if receiver.matched else 0
         return LogFacts(
             log.last_epoch,
@@ -260,6 +271,9 @@ class World:
     # --- processes --------------------------------------------------------------------------------
 
     def start(self, node: Node) -> None:
+        if node.failed_end is not None:
+            # The store is opened again only after its machine has stopped.
+            self.lose_power(node)
         node.incarnation = self.next_number()
         node.is_up, node.is_paused, node.is_streaming, node.puts_stopped = True, False, True, False
         members = sorted({*node.options.voters, node.id})
@@ -406,12 +420,13 @@ class World:
         node.ballot = node.first_ballot()
 
     def fail_sync(self, node: Node) -> None:
-        """A sync fails. A leader steps down, and the store is opened again only after its machine has stopped."""
+        """A sync fails. A leader steps down, and the processes write nothing more."""
+        log = node.log
+        is_kept = log.synced_end >= log.durable()
         if node.failed_end is None:
-            node.failed_end = node.log.synced_end
-        self.step(node, r.OwnSyncFailed())
-        assert node.replica is not None
-        if node.replica.state is not ElectionState.LEADER:
+            node.failed_end = log.synced_end
+        self.step(node, r.OwnSyncFailed(is_complete=is_kept))
+        if node.is_poisoned and self.rng.random() < 0.5:
             self.lose_power(node)
 
     def rot(self, node: Node) -> None:
@@ -648,7 +663,9 @@ class World:
     # --- disks ------------------------------------------------------------------------------------
 
     def sync(self, node: Node) -> None:
-        if node.is_up and not node.is_paused and not node.is_disk_stalled:
+        if not node.is_up or node.is_paused or node.is_poisoned:
+            return
+        if not node.is_disk_stalled:
             durable = node.log.durable()
             node.log.sync()
             if node.log.durable() > durable:
@@ -674,6 +691,8 @@ class World:
                 self.tick_node(node)
 
     def tick_node(self, node: Node) -> None:
+        if node.is_poisoned:
+            return
         self.step(node, r.ElectionTick(self.rng.random()))
         self.dispatch(node)
         for follower in list(node.streams):
@@ -768,7 +787,7 @@ class World:
     ) -> None:
         """A frame of a leader: the replica admits it or not, then the receiver stores its bytes."""
         replica, receiver, log = node.replica, node.receiver, node.log
-        if replica is None or receiver is None:
+        if replica is None or receiver is None or node.is_poisoned:
             return
 
         def answer(header: FrameHeader, message: ReplicaMessage) -> None:

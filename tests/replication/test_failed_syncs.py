@@ -1,0 +1,94 @@
+"""A replica of which a sync has failed leads no more and stores nothing more, and votes: so a sound one can lead."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.replication import election as r
+from raymq.replication import wire
+from raymq.replication.election import ElectionMachine, ElectionState
+from tests.replication.simulate.schedules import Script
+from tests.replication.simulate.world import Node
+from tests.replication.test_election import follower, leader
+
+
+def fail(script: Script, node: Node) -> None:
+    """A sync fails, and its processes run on."""
+    node.failed_end = node.log.synced_end
+    script.world.step(node, r.OwnSyncFailed())
+
+
+def run_and_put(script: Script) -> Node:
+    """Returns: the leader, whose message all replicas have."""
+    script.run(5_000)
+    script.world.put(script.leader())
+    script.run(1_000)
+    assert script.world.acks
+    return script.leader()
+
+
+def test_the_third_replica_leads_after_the_syncs_of_two_failed_one_after_the_other():
+    script = Script(3, ElectionMachine)
+    first = run_and_put(script)
+    fail(script, first)
+    script.run(8_000)
+    second = script.leader()
+    assert second is not first
+    fail(script, second)
+    script.run(8_000)
+    assert script.leader() not in (first, second)
+
+
+def test_writes_go_on_once_one_of_both_begins_again():
+    script = Script(3, ElectionMachine)
+    first = run_and_put(script)
+    fail(script, first)
+    script.run(8_000)
+    second = script.leader()
+    fail(script, second)
+    script.run(8_000)
+
+    script.world.lose_disk(first)
+    script.world.start(first)
+    script.run(8_000)
+    assert first.replica is not None
+    assert first.replica.ballot.is_complete
+    confirmations = script.world.confirmations
+    script.world.put(script.leader())
+    script.run(1_000)
+    assert script.world.confirmations > confirmations
+
+
+def test_a_replica_whose_sync_failed_votes_for_no_log_that_lacks_what_it_had_synced():
+    script = Script(3, ElectionMachine)
+    first = run_and_put(script)
+    behind, other = [node for node in script.nodes if node is not first]
+    # What is confirmed now is not at the replica that is behind.
+    script.world.put(first)
+    script.run(1_000, first.id, other.id)
+    for node in (first, other):
+        fail(script, node)
+    script.run(20_000)
+    assert behind.replica is not None
+    assert behind.replica.state is not ElectionState.LEADER
+
+
+def test_a_replica_whose_sync_failed_asks_for_no_votes_when_the_leader_asks_it_to():
+    replica = follower()
+    replica.step(r.OwnSyncFailed())
+    replica.effects.clear()
+    replica.hear(0, wire.TakeOver(), epoch=5)
+    assert not replica.sent(wire.RequestVote)
+    assert replica.machine.state is ElectionState.FOLLOWER
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_failed_sync_of_what_was_reported_as_durable_makes_a_replica_incomplete_on_disk(
+    is_complete: bool,
+):
+    replica = leader()
+    replica.effects.clear()
+    replica.step(r.OwnSyncFailed(is_complete=is_complete))
+    persisted = [each.ballot.is_complete for each in replica.had(r.Persist)]
+    assert persisted == ([] if is_complete else [False])
+    assert replica.had(r.StepDown)
