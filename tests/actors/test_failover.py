@@ -264,13 +264,13 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
 def test_the_third_replica_leads_after_the_syncs_of_two_have_failed_one_after_the_other(
     shard: Shard,
 ) -> None:
-    shard.start_led_by_0()
-    failed = []
+    shard.start_all()
+    failed: list[int] = []
     for _ in range(2):
         leading = shard.wait_leader()
         failed.append(leading)
         shard.hosts[leading].supervisor.poison("fdatasync: errno 5")
-        wait_until(lambda: shard.hosts[failed[-1]].state == "READ_ONLY")
+        wait_until(lambda: shard.hosts[failed[-1]].state == "READ_ONLY", "it has stopped")
         shard.wait_leader(other_than=leading)
     assert shard.wait_leader() not in failed
 
