@@ -660,6 +660,9 @@ class ReplicaHost:
     def _op_describe(self) -> dict[str, Any]:
         return self.identity()
 
+    def _op_replica_id(self) -> dict[str, Any]:
+        return {"replica": self._replica_id}
+
     def _op_status(self) -> dict[str, Any]:
         return self.status()
 
@@ -741,8 +744,11 @@ class ReplicaHost:
         if self._peers is not None:
             # Before the ack loop: the first question of the preferred replica would be lost, and repeated only after
             # the time of an election.
-            self.elections.send_frame = self._peers.send
-            self._peers.start()
+            peers = self._peers
+            self.elections.send_frame = peers.send
+            self.elections.uncallable = lambda: peers.uncallable
+            self.elections.on_heard = peers.hear
+            peers.start()
         self._start_role_threads()
         for thread in self._threads:
             thread.start()
@@ -922,6 +928,12 @@ class ReplicaHost:
 
     def _active_failures(self) -> dict[str, str]:
         found = {**self.failures.as_status(), **self.role.failures()}
+        refused = {} if self._peers is None else self._peers.refused_certificates()
+        if refused:
+            found["certificates"] = "; ".join(
+                f"replica {replica} cannot be called, and leads only if no other can: {refusal}"
+                for replica, refusal in sorted(refused.items())
+            )
         if not self.elections.is_complete and self.store.lacks_compacted:
             found["compaction"] = (
                 f"the log of this replica begins at {self.log.start}, and older messages of compacted topics are not "
@@ -951,6 +963,7 @@ class ReplicaHost:
             "epoch": self.elections.epoch,
             "leader": None if leader is None else leader.id,
             "is_complete": self.elections.is_complete,
+            "uncallable": sorted(self.elections.uncallable()),
             "unclean_recoveries": self.unclean_recoveries(),
             "recovery": recovery,
             "scrub": self.scrub.status(),
