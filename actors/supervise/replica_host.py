@@ -60,6 +60,8 @@ logger = logging.getLogger("raymq.commit_log")
 
 #: from a refused operation (no descriptor, no memory, no space, a disk that does not answer) to the next try
 RETRY_S = 0.1
+#: between two tries to take back a failed append
+TAKE_BACK_RETRY_MS = 500
 #: between two tries to begin an epoch
 LEAD_RETRY_MS = 5_000
 #: operations about the whole cluster, of which a shard that is being added does not know all yet
@@ -161,6 +163,7 @@ class ReplicaHost:
         self._end_process = end_process
         self._stopping = False
         self._next_lead_ms = 0
+        self._next_take_back_ms = 0
         #: the epoch that this replica leads; None: it follows
         self.led: Leadership | None = None
         #: the log was empty when that epoch began
@@ -841,11 +844,26 @@ class ReplicaHost:
         if self.supervisor.poisoned is not None:
             with self.heartbeat.blocking_call:
                 self.log.poison(self.supervisor.poisoned)
-        if self.log.poisoned is not None:
+        if self.log.poisoned is not None and not self._takes_back():
             # If no sync has failed, the next start cuts off a failed append that could not be undone.
             raise Unavailable(
                 self.log.poisoned, field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
             )
+
+    def _takes_back(self) -> bool:
+        """Whether the append that failed last is taken back, or tried again later.
+
+        The disk may work again, and meanwhile reads go on. Of several candidates another one leads sooner if this
+        process ends.
+        """
+        if self.sole_candidate != self._replica_id or not self.log.may_take_back:
+            return False
+        now_ms = self.clock.monotonic_ms()
+        if now_ms >= self._next_take_back_ms:
+            self._next_take_back_ms = now_ms + TAKE_BACK_RETRY_MS
+            with self.heartbeat.blocking_call, self.store.put_lock:
+                self.log.take_back()
+        return True
 
     def _witness_sync(self) -> int:
         with self.heartbeat.blocking_call:
