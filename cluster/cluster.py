@@ -25,7 +25,7 @@ from .new_topic import create_everywhere
 from .paths import ClusterPaths
 from .produce.producer_config import ProducerConfig, ProducerOptions
 from .transport.ask import may_lead_no_more, moved
-from .transport.tls import parse_url
+from .transport.tls import is_refused_certificate, parse_url
 from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
@@ -225,7 +225,9 @@ class Cluster:
         """Whether an answer to `status` may not be that of the shard's leader."""
         if not isinstance(answer, RayMQError):
             return answer.get("mode") == "follower"
-        return may_lead_no_more(answer) if can_fail_over(self.replicas) else moved(answer)
+        if not can_fail_over(self.replicas):
+            return moved(answer)
+        return may_lead_no_more(answer) or is_refused_certificate(answer)
 
     def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
         """The status of each shard, or its error."""

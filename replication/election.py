@@ -73,6 +73,11 @@ class ElectionLimits:
     streams_lost_ms: int = 800
     #: the same of a leader for which that process never ran: all replicas may have just started
     streams_missing_ms: int = 3_000
+    #: a leader that no majority can call for this long hands over to a replica that one can call. Each such leadership
+    #: that follows another one in a row lasts twice as long
+    uncalled_ms: int = 3_000
+    #: for how long a replica says no to candidates that it cannot call, without hearing a leader
+    refuse_uncallable_ms: int = 5_000
     #: between two followers that ask for votes because the leader's process has ended
     turn_ms: int = 100
     #: between two questions that were not answered
@@ -147,6 +152,9 @@ class LogFacts(NamedTuple):
     is_writable: bool = True
     #: the process runs that sends the log to the other replicas: Replication
     can_stream: bool = True
+    #: the other replicas whose servers this one cannot call: nothing listens there, or their certificate is refused. It
+    #: may still hear them, because they call it
+    uncallable: frozenset[int] = frozenset()
 
     @property
     def recency(self) -> tuple[int, int]:
@@ -334,6 +342,10 @@ class _Leadership:
     #: when the own process for log streams ran last, and whether it has in this leadership
     could_stream_ms: int = 0
     has_streamed: bool = False
+    #: replica -> the replicas that it cannot call, as its last answer to a check says
+    uncallable: dict[int, frozenset[int]] = field(default_factory=dict)
+    #: when a majority could call this replica last, as far as it knows
+    called_ms: int = 0
     joins: list[_WaitingJoin] = field(default_factory=list)
     #: when the own disk last had stored everything, or more than before
     stored_ms: int = 0
@@ -415,6 +427,10 @@ class ElectionMachine:
         self._silent_leaderships = 0
         #: leaderships in a row that ended because the own process for log streams did not run
         self._mute_leaderships = 0
+        #: leaderships in a row that were handed over because no majority could call this replica
+        self._uncalled_leaderships = 0
+        #: when this replica first said no to a candidate that it cannot call, since it heard a leader; None: it has not
+        self._refusing_since_ms: int | None = None
         #: leaderships in a row that ended because the own disk stalled
         self._stalled_leaderships = 0
         #: of the own log at the last tick
@@ -491,11 +507,11 @@ class ElectionMachine:
         """Whether the last leadership ended by a stalled disk: those of the other replicas may be no better."""
         return self._stalled_leaderships > 0
 
-    def best_successor(self) -> int | None:
+    def best_successor(self, *, is_called: bool = False) -> int | None:
         """The candidate with the most of this leader's log among those whose log streams are alive; None: none.
 
         Of several, the next one by number: if the disk of one that took over is no better, all get their turn.
-        Callers: any thread.
+        Args: `is_called`: only one that a majority can call, as their answers say. Callers: any thread.
         """
         leadership, count = self._leadership, max(self._members) + 1
         ends = [
@@ -504,6 +520,7 @@ class ElectionMachine:
             if replica in self._electable
             and replica not in leadership.not_streaming
             and self._now_ms - leadership.streamed_ms[replica] <= self._silence_ms
+            and (self._could_be_called(replica) if is_called else self._may_be_called(replica))
         ]
         return max(ends)[2] if ends else None
 
@@ -683,13 +700,7 @@ class ElectionMachine:
         if isinstance(message, VoteReply):
             self._take_vote(sender, message)
         elif isinstance(message, CheckLeader):
-            # Before the answer, which says that this replica takes nothing from older ones.
-            self._learn_all(message.generations)
-            if self.is_replaced(self.me):
-                return
-            self._hear_heartbeat(sender)
-            answer = CheckLeaderReply(message.number, self.ballot.is_complete, self._log.can_stream)
-            self._send(sender, answer)
+            self._answer_check(sender, message)
         elif isinstance(message, CheckLeaderReply):
             self._take_check(sender, message)
         elif isinstance(message, Join):
@@ -698,6 +709,18 @@ class ElectionMachine:
             self._join_target = message.target
         elif isinstance(message, TakeOver) and self._may_take_over:
             self._ask_votes(self.epoch + 1)
+
+    def _answer_check(self, sender: ReplicaProcess, message: CheckLeader) -> None:
+        """Follow the leader, unless it has heard that this replica was replaced."""
+        # Before the answer, which says that this replica takes nothing from older ones.
+        self._learn_all(message.generations)
+        if self.is_replaced(self.me):
+            return
+        self._hear_heartbeat(sender)
+        log, is_complete = self._log, self.ballot.is_complete
+        uncallable = tuple(sorted(log.uncallable))
+        answer = CheckLeaderReply(message.number, is_complete, log.can_stream, uncallable)
+        self._send(sender, answer)
 
     def wait_ms(self, now_ms: int) -> int:
         """How long `step` may stay uncalled without an event."""
@@ -772,6 +795,7 @@ class ElectionMachine:
             and epoch >= self.epoch
             and recency >= self._log.recency
             and (message.can_stream or not self._could_lead_instead(recency))
+            and not self._refuses_uncallable(sender.id, recency)
         )
         self._send(sender, PreVoteReply(message.number, granted, self.ballot.is_complete))
 
@@ -785,9 +809,26 @@ class ElectionMachine:
 
         Not before it has seen a leader: when all replicas start, one is preferred, whose Replication may come later.
         """
+        return self._has_seen_leader and self._could_lead(recency)
+
+    def _could_lead(self, recency: tuple[int, int]) -> bool:
+        """Whether this replica could lead, and stream its log, and that log is at least as recent."""
         log = self._log
-        can_lead = self._may_take_over and log.is_writable and log.recency >= recency
-        return self._has_seen_leader and can_lead
+        return self._may_take_over and log.is_writable and log.recency >= recency
+
+    def _refuses_uncallable(self, candidate: int, recency: tuple[int, int]) -> bool:
+        """Whether this replica cannot call a candidate, and could lead in its place, because it can call enough (R5).
+
+        Clients could not call that candidate either. A shard without a leader is worse: so not for long.
+        """
+        uncallable = self._log.uncallable
+        if candidate not in uncallable or not self._could_lead(recency):
+            return False
+        if len(self._members) - len(uncallable) < majority(len(self._members)):
+            return False
+        if self._refusing_since_ms is None:
+            self._refusing_since_ms = self._now_ms
+        return self._now_ms - self._refusing_since_ms <= self._limits.refuse_uncallable_ms
 
     def _is_led(self) -> bool:
         """Whether this replica leads, or hears a leader."""
@@ -878,7 +919,9 @@ class ElectionMachine:
             heard_ms=heard_ms,
             stored_ms=self._now_ms,
             could_stream_ms=self._now_ms,
+            called_ms=self._now_ms,
         )
+        self._refusing_since_ms = None
         self.incomplete_voters = tuple(
             replica for replica, is_complete in self._answers.items() if not is_complete
         )
@@ -905,6 +948,7 @@ class ElectionMachine:
         self._leader_heard_ms, self._heard_leader = self._now_ms, (leader, self.epoch)
         self._has_seen_leader = True
         self._candidacies = 0
+        self._refusing_since_ms = None
         self._await_leader()
         self._follow(leader)
 
@@ -985,6 +1029,7 @@ class ElectionMachine:
 
         self._watch_streams()
         if self.state is ElectionState.LEADER:
+            self._watch_calls()
             self._watch_disk(has_advanced=has_advanced)
         if self.state is not ElectionState.LEADER:
             return
@@ -1042,13 +1087,69 @@ class ElectionMachine:
         able = [
             (end, -replica)
             for replica, end in ends.items()
-            if replica in self._electable and replica not in leadership.not_streaming
+            if replica in self._electable
+            and replica not in leadership.not_streaming
+            and self._may_be_called(replica)
         ]
         if not able:
             return None
         most, number = max(able)
         voters = sum(end <= most for end in ends.values()) + (most >= self._log.end)
         return -number if voters >= majority(len(self._members)) else None
+
+    def _watch_calls(self) -> None:
+        """Let another replica lead when no majority can call this one, and one can call that other (R16).
+
+        This leader calls the others, so that they answer it and store its log. Its clients have to call it.
+        """
+        leadership, limits = self._leadership, self._limits
+        if self._may_be_called(self.me.id):
+            leadership.called_ms = self._now_ms
+            if len(self._callers(self.me.id)) >= majority(len(self._members)):
+                self._uncalled_leaderships = 0
+            return
+        limit_ms = limits.uncalled_ms << min(self._uncalled_leaderships, MOST_DOUBLINGS)
+        is_due = self._now_ms - leadership.called_ms > limit_ms
+        if self._is_sole or not is_due or not self.leads or leadership.hand_over_to is not None:
+            return
+        successor = self.best_successor(is_called=True)
+        if successor is None:
+            return
+
+        self._uncalled_leaderships += 1
+        leadership.called_ms = self._now_ms
+        self._begin_hand_over(
+            successor,
+            f"no majority could call this replica for {limit_ms} ms, and one can call that replica: does the server "
+            "here listen, and is its certificate in order?",
+        )
+
+    def _may_be_called(self, replica: int) -> bool:
+        """Whether a majority may be able to call a replica: not so many others say that they cannot."""
+        deniers = [each for each, found in self._known_uncallable().items() if replica in found]
+        return len(self._members) - len(deniers) >= majority(len(self._members))
+
+    def _could_be_called(self, replica: int) -> bool:
+        """Whether a majority says that it can call a replica, and that one can call a majority, which may elect it."""
+        known = self._known_uncallable()
+        voters = {replica} | (known.keys() - known.get(replica, frozenset()))
+        return min(len(self._callers(replica)), len(voters)) >= majority(len(self._members))
+
+    def _callers(self, replica: int) -> set[int]:
+        """The replicas that do not say that they cannot call a replica, that one included."""
+        known = self._known_uncallable()
+        return {replica, *(each for each, found in known.items() if replica not in found)}
+
+    def _known_uncallable(self) -> dict[int, frozenset[int]]:
+        """For this leader, and each replica that answered it lately: those that it cannot call. Callers: any thread."""
+        leadership = self._leadership
+        found = {
+            replica: uncallable
+            for replica, uncallable in list(leadership.uncallable.items())
+            if self._now_ms - leadership.heard_ms[replica] <= self._silence_ms
+        }
+        found[self.me.id] = self._log.uncallable
+        return found
 
     def _watch_disk(self, *, has_advanced: bool) -> None:
         """Let another replica lead when the own disk has stored nothing for long, or is slower than others (R16).
@@ -1179,6 +1280,7 @@ class ElectionMachine:
         leadership.heard_ms[sender.id] = self._now_ms
         if message.number > leadership.answers.get(sender.id, (0, False))[0]:
             leadership.answers[sender.id] = message.number, message.is_complete
+            leadership.uncallable[sender.id] = frozenset(message.uncallable)
             if message.can_stream:
                 leadership.not_streaming.discard(sender.id)
             else:
@@ -1218,7 +1320,8 @@ class ElectionMachine:
 
     def _begin_hand_over(self, to: int, reason: str) -> None:
         """Take no more puts, and wait until the successor's log has all of this one (R16)."""
-        if not self.leads or to not in self._others:
+        if not self.leads or to not in self._others or to in self._log.uncallable:
+            # A successor that cannot be called would neither get the rest of the log nor be asked to take over.
             return
 
         leadership = self._leadership

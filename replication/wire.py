@@ -31,7 +31,8 @@ UNITS_LIMIT = 8192
 
 _HEADER = struct.Struct(">4sBB2x16sIIQI4xQQQII")
 _CRC_AT = _HEADER.size - 8
-_GENERATION = struct.Struct(">I")
+#: a generation, or the id of a replica
+_U32 = struct.Struct(">I")
 
 
 class ReplicaProcess(NamedTuple):
@@ -215,6 +216,8 @@ class CheckLeaderReply(NamedTuple):
     is_complete: bool
     #: the replica could send its log to the others
     can_stream: bool = True
+    #: the replicas that it cannot call
+    uncallable: tuple[int, ...] = ()
 
 
 class Join(NamedTuple):
@@ -267,7 +270,8 @@ Election: TypeAlias = (
 ReplicaMessage: TypeAlias = Stream | Election
 
 #: the numbers of each message. A Probe repeats its layout. Units follow those of an AppendEntries, the text those of a
-#: Refusal, generations (u32 each) those of a CheckLeader. The position is the kind on the wire, from 1 on
+#: Refusal, generations (u32 each) those of a CheckLeader, replicas (u32 each) those of a CheckLeaderReply. The position
+#: is the kind on the wire, from 1 on
 _LAYOUTS: dict[type[ReplicaMessage], struct.Struct] = {
     Hello: struct.Struct(">qq"),
     HelloReply: struct.Struct(">qqqqq"),
@@ -356,8 +360,11 @@ def _pack(message: ReplicaMessage) -> bytes:
     if isinstance(message, Refusal):
         return layout.pack(message.reason, message.highest_epoch) + message.text.encode()
     if isinstance(message, CheckLeader):
-        generations = [_GENERATION.pack(each) for each in message.generations]
+        generations = [_U32.pack(each) for each in message.generations]
         return layout.pack(message.number) + b"".join(generations)
+    if isinstance(message, CheckLeaderReply):
+        uncallable = [_U32.pack(each) for each in message.uncallable]
+        return layout.pack(*message[:3]) + b"".join(uncallable)
     return layout.pack(*message)
 
 
@@ -369,13 +376,19 @@ def _unpack(kind: type[ReplicaMessage], payload: bytes) -> ReplicaMessage:
         if len(units) != count * CHAIN_UNIT_BYTES:
             raise struct.error
         return AppendEntries(prev_end, prev_chain, confirmed, tuple(unpack_units(units)))
+
     if kind is Probe:
         return Probe(tuple((end, value) for end, value in layout.iter_unpack(payload)))
     if kind is Refusal:
         reason, highest_epoch = layout.unpack_from(payload)
         return Refusal(reason, highest_epoch, payload[layout.size :].decode(errors="replace"))
+
     if kind is CheckLeader:
         (number,) = layout.unpack_from(payload)
-        generations = _GENERATION.iter_unpack(payload[layout.size :])
+        generations = _U32.iter_unpack(payload[layout.size :])
         return CheckLeader(number, tuple(each for (each,) in generations))
+    if kind is CheckLeaderReply:
+        number, is_complete, can_stream = layout.unpack_from(payload)
+        uncallable = tuple(each for (each,) in _U32.iter_unpack(payload[layout.size :]))
+        return CheckLeaderReply(number, is_complete, can_stream, uncallable)
     return kind._make(layout.unpack(payload))

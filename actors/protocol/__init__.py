@@ -37,6 +37,7 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       allow_null_values?, former_queues?,
                                                                       all_queues?}}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged and cannot be mended
+    replica_id()                                                    {replica}, between replicas: it can be called
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
     log_units(start, stop)                                          {start, data, units}; Corrupt when damaged here, too
 

@@ -122,6 +122,11 @@ class NotedCalls:
             self._note_answer()
         return answers
 
+    def replica_id(self, timeout_s: float) -> int:
+        """See `PeerCalls.replica_id`."""
+        found: int = self._noting(lambda: self._calls.replica_id(timeout_s))
+        return found
+
     def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
         """See `PeerCalls.log_units`."""
         units: SoundBytes = self._noting(lambda: self._calls.log_units(start, stop, timeout_s))

@@ -122,6 +122,10 @@ class Elections:
         self.is_writable: Callable[[], bool] = lambda: True
         #: whether this replica's Replication runs, which sends the log to others
         self.can_stream: Callable[[], bool] = lambda: True
+        #: the other replicas that this one cannot call
+        self.uncallable: Callable[[], frozenset[int]] = frozenset
+        #: called with the process of each message that another replica sent by a call of its own. It must not block
+        self.on_heard: Callable[[ReplicaProcess], None] = lambda process: None
         self.send_frame: SendToReplica = _drop
         log.epoch_floor = ballot.epoch
 
@@ -195,6 +199,7 @@ class Elections:
         self._check_not_replaced(event.sender)
         # After this refusal the sender drops its connection, and asks where the new replica is.
         self._check_not_replaced(self.me)
+        self.on_heard(event.sender)
 
         answers = []
         for each in self._step(event):
@@ -334,6 +339,7 @@ class Elections:
             *self.matched(),
             is_writable=self.is_writable(),
             can_stream=self.can_stream(),
+            uncallable=self.uncallable(),
         )
 
     def _facts_of_synced(self) -> LogFacts:

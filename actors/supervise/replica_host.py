@@ -59,6 +59,8 @@ logger = logging.getLogger("raymq.commit_log")
 
 #: from a refused operation (no descriptor, no memory, no space, a disk that does not answer) to the next try
 RETRY_S = 0.1
+#: between two tries to take back a failed append
+TAKE_BACK_RETRY_MS = 500
 #: between two tries to begin an epoch
 LEAD_RETRY_MS = 5_000
 #: operations about the whole cluster, of which a shard that is being added does not know all yet
@@ -160,6 +162,7 @@ class ReplicaHost:
         self._end_process = end_process
         self._stopping = False
         self._next_lead_ms = 0
+        self._next_take_back_ms = 0
         #: the epoch that this replica leads; None: it follows
         self.led: Leadership | None = None
         #: the log was empty when that epoch began
@@ -661,6 +664,9 @@ class ReplicaHost:
     def _op_describe(self) -> dict[str, Any]:
         return self.identity()
 
+    def _op_replica_id(self) -> dict[str, Any]:
+        return {"replica": self._replica_id}
+
     def _op_status(self) -> dict[str, Any]:
         return self.status()
 
@@ -742,8 +748,11 @@ class ReplicaHost:
         if self._peers is not None:
             # Before the ack loop: the first question of the preferred replica would be lost, and repeated only after
             # the time of an election.
-            self.elections.send_frame = self._peers.send
-            self._peers.start()
+            peers = self._peers
+            self.elections.send_frame = peers.send
+            self.elections.uncallable = lambda: peers.uncallable
+            self.elections.on_heard = peers.hear
+            peers.start()
         self._start_role_threads()
         for thread in self._threads:
             thread.start()
@@ -836,11 +845,26 @@ class ReplicaHost:
         if self.supervisor.poisoned is not None:
             with self.heartbeat.blocking_call:
                 self.log.poison(self.supervisor.poisoned)
-        if self.log.poisoned is not None:
+        if self.log.poisoned is not None and not self._takes_back():
             # If no sync has failed, the next start cuts off a failed append that could not be undone.
             raise Unavailable(
                 self.log.poisoned, field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
             )
+
+    def _takes_back(self) -> bool:
+        """Whether the append that failed last is taken back, or tried again later.
+
+        The disk may work again, and meanwhile reads go on. Of several candidates another one leads sooner if this
+        process ends.
+        """
+        if self.sole_candidate != self._replica_id or not self.log.may_take_back:
+            return False
+        now_ms = self.clock.monotonic_ms()
+        if now_ms >= self._next_take_back_ms:
+            self._next_take_back_ms = now_ms + TAKE_BACK_RETRY_MS
+            with self.heartbeat.blocking_call, self.store.put_lock:
+                self.log.take_back()
+        return True
 
     def _witness_sync(self) -> int:
         with self.heartbeat.blocking_call:
@@ -923,6 +947,12 @@ class ReplicaHost:
 
     def _active_failures(self) -> dict[str, str]:
         found = {**self.failures.as_status(), **self.role.failures()}
+        refused = {} if self._peers is None else self._peers.refused_certificates()
+        if refused:
+            found["certificates"] = "; ".join(
+                f"replica {replica} cannot be called, and leads only if no other can: {refusal}"
+                for replica, refusal in sorted(refused.items())
+            )
         if not self.elections.is_complete and self.store.lacks_compacted:
             found["compaction"] = (
                 f"the log of this replica begins at {self.log.start}, and older messages of compacted topics are not "
@@ -952,6 +982,7 @@ class ReplicaHost:
             "epoch": self.elections.epoch,
             "leader": None if leader is None else leader.id,
             "is_complete": self.elections.is_complete,
+            "uncallable": sorted(self.elections.uncallable()),
             "unclean_recoveries": self.unclean_recoveries(),
             "recovery": recovery,
             "scrub": self.scrub.status(),

@@ -370,12 +370,16 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
             from raymq.cluster.replica_status import statuses
 
             rows = [] if record.has_one_replica else statuses(cluster)
-    except Rejected as error:
+    except RayMQError as error:
+        if tls.is_refused_certificate(error) or error.fields.get("field") == "certificate":
+            refused = f"{record.name!r} runs, and its certificate is refused: {error}"
+            advice = "mend that certificate, and start its replica again: see docs/operating/security.md, 'TLS'"
+            return [_fail("cluster", refused, advice)]
+        if not isinstance(error, Rejected):
+            return [_ok("cluster", f"{found}; it does not run or does not answer")]
         refused = f"{record.name!r} runs and refuses this token: {error}"
         advice = f"put the token it was started with back into {paths.token}, or `raymq stop` and start it"
         return [_fail("cluster", refused, advice)]
-    except RayMQError:
-        return [_ok("cluster", f"{found}; it does not run or does not answer")]
 
     now_ms = Clock().now_ms()
     return [
@@ -395,6 +399,10 @@ def check_shard(facts: Mapping[str, Any], now_ms: int) -> Check:
     if state != "RUNNING":
         found = f"{state}: {cause or 'no cause is known'}"
         return _fail(name, found, 'see docs/operating.md, "When something is wrong"')
+
+    if cause and "certificates" in (facts.get("failures") or {}):
+        advice = "mend that certificate, and start its replica again: see docs/operating/security.md, 'TLS'"
+        return _warn(name, f"RUNNING, but {cause}", advice)
 
     if cause or facts.get("writable") is False:
         advice = "RayMQ tries again by itself; repair the named cause, and check this machine's limits and disk"

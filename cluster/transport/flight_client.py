@@ -400,6 +400,10 @@ class ReplicaCalls:
         answer = self._connection.call("elect", arguments, timeout=timeout_s)
         return [bytes.fromhex(each) for each in answer["frames"]]
 
+    def replica_id(self, timeout_s: float) -> int:
+        """Which replica it is. Raises: RayMQError."""
+        return int(self._connection.call("replica_id", {}, timeout=timeout_s)["replica"])
+
     def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
         """Log bytes [start, stop) of that replica. Raises: RayMQError; Corrupt if that replica has damage there."""
         arguments = {"start": start, "stop": stop}

@@ -36,6 +36,7 @@ from raymq.store.base.format import check_topic_name
 from raymq.store.base.status import PutStatus
 from raymq.store.state.topics import refuse_system_topic
 
+from . import tls
 from .ask import (
     SILENT_MS,
     ask,
@@ -241,8 +242,11 @@ class Routes:
             except BaseException:
                 connection.close()
                 raise
-        except RayMQError as error:
+        except RayMQError as found:
+            error = self._judged([shard], found)
             self.heed(shard, tried, error)
+            if error is not found:
+                raise error from error.__cause__
             if isinstance(error, Unavailable) or not may_lead_no_more(error):
                 raise
             message = f"shard {shard}: {tried.endpoint} does not answer: {error}"
@@ -436,6 +440,22 @@ class Routes:
         with self._lock:
             self._failed[shard] = tried
 
+    def _judged(self, shards: Iterable[int], error: RayMQError) -> RayMQError:
+        """The error of a try at the leader of one of these shards. Unavailable if another replica may soon lead.
+
+        A replica whose certificate is refused is away, if another one is accepted: it hands over. If none is accepted,
+        this client has the wrong authority, or all certificates have expired, and no retry helps.
+        """
+        if not self.fails_over or not tls.is_refused_certificate(error):
+            return error
+        asked = [(shard, endpoint) for shard in shards for endpoint in self._candidates(shard)]
+        _, answered = self._ask_replicas(asked)
+        if not answered:
+            return error
+        away = Unavailable(error.message, field="certificate")
+        away.__cause__ = error
+        return away
+
     def knows_next(self, shard: int) -> bool:
         """Whether a newer leader than that of the last failed try is known: the next try needs no pause."""
         with self._lock:
@@ -593,11 +613,12 @@ class Routes:
             tried = self.route(shard)
             try:
                 answer = self._call_at(shard, tried, op, args, deadline_s)
-            except RayMQError as error:
+            except RayMQError as found:
+                error = self._judged([shard], found)
                 self.heed(shard, tried, error)
                 left_s = deadline_s - self._clock.monotonic()
                 if left_s <= 0 or not may_lead_no_more(error):
-                    raise
+                    raise error from error.__cause__
                 if self.knows_next(shard):
                     continue
 
@@ -605,7 +626,7 @@ class Routes:
                 led = shard in self.find_leaders([shard])
                 if led and not leads_no_more(error) and not self.knows_next(shard):
                     if isinstance(error, DeliveryUnknown) or refused == tried:
-                        raise
+                        raise error from error.__cause__
                     refused = tried
                 continue
 
@@ -657,13 +678,14 @@ class Routes:
         while True:
             try:
                 answer = first(self.ask(shards, op, args, SILENT_MS / 1000))
-            except RayMQError as error:
+            except RayMQError as found:
+                error = self._judged(shards, found)
                 if not may_lead_no_more(error):
                     raise
                 self.find_leaders(shards)
                 left_s = deadline_s - self._clock.monotonic()
                 if left_s <= 0:
-                    raise
+                    raise error from error.__cause__
                 self._clock.sleep_ms(min(next(pauses), 1000 * left_s))
                 continue
 

@@ -190,6 +190,11 @@ def failure(words: str, endpoint: str) -> RayMQError:
     return Unavailable(f"{endpoint}: {words}", endpoint=endpoint)
 
 
+def is_refused_certificate(error: RayMQError) -> bool:
+    """Whether a server's certificate was not accepted, as `failure` says. That of another replica may be."""
+    return isinstance(error, Rejected) and error.fields.get("field") in ("ca", SERVER_CERT)
+
+
 def _path(environment: Mapping[str, str], name: str) -> str:
     path = environment.get(name)
     if not path:

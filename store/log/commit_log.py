@@ -101,6 +101,8 @@ class CommitLog:
         self.is_own_store = True
         #: why nothing more is appended; None: all is well
         self.poisoned: str | None = None
+        #: (file, position, length) of a failed append that could not be taken back yet; None: there is none
+        self._untaken: tuple[MappedFile, int, int] | None = None
         #: a sync failed: no later start may trust bytes that are not proved to be on disk. After other errors the next
         #: start repairs the log.
         self.sync_failed = False
@@ -387,10 +389,11 @@ class CommitLog:
             raise
 
     def _take_back(self, file: MappedFile, position: int, length: int) -> None:
-        """Write zeros over a failed append. If that fails too, appends stop and the next start cuts here."""
+        """Write zeros over a failed append. If that fails too, appends stop until it works, or the next start cuts."""
         try:
             file.pwrite(bytes(length), position)
         except (OSError, RayMQError) as error:
+            self._untaken = (file, position, length)
             self.poisoned = f"a failed append could not be taken back: {error}"
             with contextlib.suppress(OSError, RayMQError):
                 self.meta.update({TRUNCATING: self.end})
@@ -399,6 +402,39 @@ class CommitLog:
             file.sync()
         except OSError as error:
             self.poison(f"fdatasync: {error}")
+
+    @property
+    def may_take_back(self) -> bool:
+        """Whether appends have stopped for a failed one alone, which `take_back` may take back later."""
+        return self._untaken is not None and not self.sync_failed
+
+    def take_back(self) -> bool:
+        """Try again to take back a failed append. Callers: with the put lock held.
+
+        Returns: whether the log takes appends again. Durable: the next start does not cut at what is appended then.
+        """
+        if self._untaken is None or self.sync_failed:
+            return self.poisoned is None
+        file, position, length = self._untaken
+
+        try:
+            file.pwrite(bytes(length), position)
+        except (OSError, RayMQError) as error:
+            self.poisoned = f"a failed append could not be taken back: {error}"
+            return False
+        try:
+            file.sync()
+        except OSError as error:
+            self.poison(f"fdatasync: {error}")
+            return False
+        try:
+            self.meta.update({TRUNCATING: None})
+        except (OSError, RayMQError) as error:
+            self.poisoned = f"a failed append was taken back, and that cannot be noted: {error}"
+            return False
+
+        self._untaken = self.poisoned = None
+        return True
 
     def seal(self, epoch: int) -> None:
         """End the current file with a blank record and move to the next one."""
@@ -583,6 +619,9 @@ class CommitLog:
         self.on_poisoned(reason)
 
     def _check_writable(self) -> None:
+        """Raises: Unavailable. Callers: those that write the log, with the put lock held."""
+        if self.may_take_back and not self._closed:
+            self.take_back()
         if self.poisoned is not None:
             raise Unavailable(
                 f"the store stopped writing: {self.poisoned}",

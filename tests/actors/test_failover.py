@@ -70,6 +70,11 @@ class Link:
         self._check(self._called, self._caller)
         return answers
 
+    def replica_id(self, timeout_s: float) -> int:
+        self._check(self._caller, self._called)
+        self._check(self._called, self._caller)
+        return self._called
+
     def _check(self, source: int, target: int) -> None:
         if (source, target) in self._shard.cut or self._called not in self._shard.hosts:
             raise Unavailable("no answer")

@@ -28,6 +28,7 @@ from raymq.store.base.files import Files, PathLike
 from raymq.store.base.running_flags import DISK_FULL
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit
+from raymq.store.log.commit_log import TRUNCATING
 from raymq.store.records.requests import FetchRequest
 from tests.support.batches import request
 from tests.support.roles import log_of
@@ -134,6 +135,17 @@ class Shard:
             end_process=self.gave_up.append,
         )
 
+    def end(self) -> None:
+        """End both processes."""
+        self.host.close(0.0)
+        self.flusher.kill()
+        self.flusher.wait()
+
+    def begin(self) -> None:
+        """Start both again."""
+        self.host = self.open()
+        self.flusher = self.start_flusher()
+
     def start_flusher(self, lacks: str = "nothing") -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-c", FLUSHER, str(self.root), lacks],
@@ -224,29 +236,94 @@ def test_no_single_refusal_stops_a_leader(shard: Shard, code: int) -> None:
     assert not shard.gave_up
 
 
-def test_an_append_that_cannot_be_undone_ends_the_process_and_the_next_one_goes_on(
-    shard: Shard,
-) -> None:
-    shard.put()
-    shard.disk.refuse_appends(2)
+def refuse_and_put(shard: Shard) -> None:
+    """A put meets a disk that takes no writes of the log any more, so that its bytes cannot be taken back either."""
+    shard.disk.refusals = {("pwrite", "commitlog/", errno.EIO): 1 << 20}
     assert not shard.try_put()
-
-    until(lambda: bool(shard.gave_up), lambda: threading.Event().wait(0.01))
-    assert "could not be taken back" in shard.gave_up[0]
     facts = shard.host.status()
     assert facts["state"] == "READ_ONLY"
     assert "could not be taken back" in facts["error"]
     assert shard.host.metrics()["raymq_writable"] == 0
 
-    # Its process ends, and Ray starts the next one.
-    shard.host.close(0.0)
-    shard.flusher.kill()
-    shard.flusher.wait()
-    shard.host = shard.open()
-    shard.flusher = shard.start_flusher()
+
+def test_an_append_that_cannot_be_undone_is_taken_back_later_and_the_leader_goes_on(
+    shard: Shard,
+) -> None:
+    shard.put()
+    refuse_and_put(shard)
+    assert not shard.try_put()
+    assert shard.read(0) == 1
+
+    shard.disk.refusals.clear()
+    shard.put()
+    assert shard.is_well()
+    assert not shard.gave_up
+    assert shard.host.stop_error is None
+
+    # The next start does not cut at the place of the failed append.
+    shard.end()
+    shard.begin()
+    shard.put()
+    assert shard.read(0) == 3
+    assert shard.is_well()
+
+
+def test_an_append_that_cannot_be_undone_is_taken_back_without_another_put(shard: Shard) -> None:
+    shard.put()
+    refuse_and_put(shard)
+    shard.disk.refusals.clear()
+    until(lambda: shard.host.state == "RUNNING", lambda: threading.Event().wait(0.01))
+    assert not shard.gave_up
+
+
+def test_a_start_after_an_append_that_was_not_taken_back_goes_on(shard: Shard) -> None:
+    shard.put()
+    refuse_and_put(shard)
+    shard.end()
+    shard.disk.refusals.clear()
+    shard.begin()
     shard.put()
     assert shard.read(0) == 2
     assert shard.is_well()
+    assert not shard.gave_up
+
+
+def test_the_log_takes_nothing_before_the_cut_at_a_failed_append_is_noted_as_done(
+    shard: Shard,
+) -> None:
+    shard.put()
+    refuse_and_put(shard)
+    log = shard.host.log
+    # The ack loop does not try meanwhile.
+    with shard.host.store.put_lock:
+        shard.disk.refusals = {("pwrite", "raymq/meta", errno.EIO): 1}
+        assert not log.take_back()
+        assert "cannot be noted" in str(log.poisoned)
+        assert log.meta.get(TRUNCATING) == log.end
+        assert log.take_back()
+        assert log.meta.get(TRUNCATING) is None
+    shard.put()
+    assert shard.read(0) == 2
+
+
+def test_a_candidate_of_three_ends_its_process_so_that_another_one_leads(tmp_path: Path) -> None:
+    disk, gave_up = Disk(), []
+    host = open_replica(
+        tmp_path,
+        CONFIG,
+        identity={"cluster_id": "c", "shard": 0},
+        roles=("group_commit", "replication"),
+        members=range(3),
+        candidates=range(3),
+        files=disk,
+        end_process=gave_up.append,
+    )
+    with contextlib.closing(host):
+        disk.refuse_appends(2)
+        with pytest.raises(OSError, match="refused pwrite"):
+            append(host, b"abc")
+        until(lambda: bool(gave_up), lambda: threading.Event().wait(0.01))
+    assert "could not be taken back" in gave_up[0]
 
 
 def test_status_and_metrics_show_the_append_that_was_refused_last(shard: Shard) -> None:

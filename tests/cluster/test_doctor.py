@@ -19,7 +19,7 @@ from raymq.cluster.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.deploy import java
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.transport import tls
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates
 
@@ -254,6 +254,38 @@ def test_replicas_that_are_not_well_are_named(
     assert (check.name, check.verdict) == ("shard 2 replicas", verdict)
     assert words in check.found
     assert bool(check.advice) == (verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Rejected("it is expired", field="RAY_TLS_SERVER_CERT"), "certificate is refused"),
+        (Unavailable("it is expired", field="certificate"), "certificate is refused"),
+        (Rejected("wrong token", field="token"), "refuses this token"),
+        (Unavailable("nothing listens there"), "does not run"),
+    ],
+)
+def test_a_cluster_whose_certificate_is_refused_is_not_one_that_does_not_run(
+    error: RayMQError, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, record = ClusterPaths(tmp_path), new_record(StartOptions())
+
+    def connect(target: str) -> None:
+        raise error
+
+    monkeypatch.setattr(doctor, "connect", connect)
+    (check,) = doctor._check_cluster(made, record, Files())
+    assert words in check.found
+    assert (check.verdict == "ok") == (words == "does not run")
+    assert ("security.md" in check.advice) == ("certificate" in words)
+
+
+def test_a_shard_that_names_a_refused_certificate_says_where_to_mend_it() -> None:
+    cause = "certificates: replica 2 cannot be called: its certificate is expired"
+    facts = {"shard": 1, "state": "RUNNING", "error": cause, "failures": {"certificates": "..."}}
+    check = doctor.check_shard(facts, 0)
+    assert (check.verdict, check.found) == ("warn", f"RUNNING, but {cause}")
+    assert "security.md" in check.advice
 
 
 def test_this_machine_can_be_examined(tmp_path: Path) -> None:

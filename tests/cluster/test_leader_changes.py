@@ -26,6 +26,7 @@ from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.queue.assignment_log import TAKEN_PREFIX, Assignment, AssignmentLog
 from raymq.cluster.transport import connection as connection_module
 from raymq.cluster.transport import routes as routes_module
+from raymq.cluster.transport.flight_server import serve
 from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
@@ -38,6 +39,7 @@ from raymq.store.base.errors import (
 )
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.moving_shard import MovingShard, Replica
 from tests.support.waiting import until
@@ -745,3 +747,80 @@ def test_a_lookup_never_raises_when_all_replicas_are_dead(shard: MovingShard) ->
         assert cluster.refresh() == {0: shard.endpoints[0]}
         with pytest.raises(RayMQError):
             cluster.call(0, "init_producer", {"producer_id": 1}, timeout_s=0.2)
+
+
+# --- a replica whose certificate is refused -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """A certificate of an authority that no client trusts."""
+    return make_certificates(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture
+def refused(
+    shard: MovingShard, stranger: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MovingShard]:
+    """The shard, of which replica 0 leads and serves with that certificate."""
+    with monkeypatch.context() as node:
+        for name, value in stranger.environment().items():
+            node.setenv(name, value)
+        server = serve(shard.replicas[0], host="127.0.0.1", port=0, token=TOKEN, tls=True)
+    shard.endpoints[0] = f"tls://127.0.0.1:{server.port}"
+    with closing(server):
+        yield shard
+
+
+@pytest.mark.usefixtures("patient")
+def test_clients_leave_a_leader_whose_certificate_they_refuse(
+    refused: MovingShard, make: Callable[..., Consumer]
+) -> None:
+    def lead() -> None:
+        # The clients have found that the others answer, and no other one leads yet.
+        for replica in refused.replicas[1:]:
+            replica.wait_for(lambda replica=replica: replica.asked.count("leader") >= 3)
+        refused.elect(2, 2)
+
+    electing = threading.Thread(target=lead)
+    electing.start()
+    with closing(BatchSender(refused.routes())) as sender:
+        receipt = sender.send("t", 0, batch(bodies(0, 1)))
+        receipt.result(20)
+    electing.join()
+    assert [message.body for message in poll_all(make(), 1)] == bodies(0, 1)
+    with refused.cluster() as cluster:
+        assert cluster.call(0, "init_producer", {"producer_id": 1}) == {"epoch": 0}
+    with refused.cluster() as cluster:
+        status = cluster.status()
+        assert (status["state"], cluster.endpoints[0]) == ("RUNNING", refused.endpoints[2])
+        assert list(cluster.topics()) == ["t"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_call_of_a_leader_whose_certificate_is_refused_says_why_when_its_time_is_up(
+    refused: MovingShard,
+) -> None:
+    with refused.cluster() as cluster:
+        with pytest.raises(Unavailable, match="not signed by an authority"):
+            cluster.call(0, "init_producer", {"producer_id": 1}, timeout_s=0.5)
+        (facts,) = cluster.status()["shards"]
+        assert facts["state"] == "DOWN"
+        assert "not signed by an authority" in facts["error"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_client_that_refuses_all_certificates_fails_at_once(refused: MovingShard) -> None:
+    for number in (1, 2):
+        refused.endpoints[number] = refused.endpoints[0]
+    with (
+        refused.cluster() as cluster,
+        closing(BatchSender(refused.routes())) as sender,
+    ):
+        for ask in (
+            lambda: cluster.call(0, "init_producer", {"producer_id": 1}),
+            lambda: sender.send("t", 0, batch(bodies(0, 1))).result(20),
+            cluster.topics,
+        ):
+            with pytest.raises(Rejected, match="not signed by an authority"):
+                ask()

@@ -59,6 +59,7 @@ MESSAGES = [
     CheckLeader(4),
     CheckLeader(4, (0, 2**15 - 1, 1)),
     CheckLeaderReply(4, True),
+    CheckLeaderReply(4, False, True, (0, 2, 2**32 - 1)),
     Join(5),
     JoinReply(5, 2**40),
     TakeOver(),

@@ -391,6 +391,10 @@ def _check(host: Host, checked: set[Outcome]) -> None:
     """
     _no_second_sync(host.disk)
     store = host.store
+    if store is not None and store.log.may_take_back:
+        _check_left(host, checked)
+        _go_on(host, store)
+
     if host.once and store is not None and store.log.poisoned is None:
         assert len(host.refused) <= BATCH_ROWS, "more than the one put was refused"
 
@@ -402,6 +406,23 @@ def _check(host: Host, checked: set[Outcome]) -> None:
         else:
             raise AssertionError("a store that stopped writing took a put")
 
+    _check_left(host, checked)
+
+
+def _go_on(host: Host, store: MessageStore) -> None:
+    """The disk works again, and a store that could not take back an append takes puts again."""
+    # A consume queue that found no room is tried again.
+    dispatch_all(store)
+    host.topic()
+    refused = len(host.refused)
+    host.put(1, 40)
+    assert host.ack(), "a store whose disk works again syncs nothing"
+    assert len(host.refused) == refused, "a store whose disk works again takes no put"
+    host.stopped = False
+
+
+def _check_left(host: Host, checked: set[Outcome]) -> None:
+    """Check the disk that is left when the store dies now."""
     killed, lost = last_states(host.disk, LOST, SEED)
     for power, image in ((False, killed), *((True, image) for image in lost)):
         outcome = _outcome(host, image)

@@ -111,6 +111,8 @@ class Chaos:
             (self.start_streams, 0.5),
             (self.report_leader_ended, rate * rng.random() * 0.3),
             (self.set_clock, 0.2),
+            (self.close_server, rate * rng.random() * 0.5),
+            (self.open_servers, 0.3),
         ):
             self.actions.append(action)
             self.weights.append(weight)
@@ -311,6 +313,16 @@ class Chaos:
     def heal_link(self) -> None:
         self.world.cut_links.clear()
 
+    def close_server(self) -> None:
+        """Some or all others cannot call a replica, which goes on to call them."""
+        self.faults["closed servers"] += 1
+        ids = range(self.members)
+        callers = ids if self.rng.random() < 0.5 else self.rng.sample(ids, self.members // 2)
+        self.world.close_server(self.any_node(), callers)
+
+    def open_servers(self) -> None:
+        self.world.closed_servers.clear()
+
     def pause(self) -> None:
         self.faults["pauses"] += 1
         self.any_node().is_paused = True
@@ -359,6 +371,7 @@ class Chaos:
         """All faults end. Raises: Broken unless a leader confirms a new put, and all logs become equal."""
         world = self.world
         world.cut_links.clear()
+        world.closed_servers.clear()
         for _ in self.growth:
             pass
         world.stop_replaced()
@@ -372,8 +385,11 @@ class Chaos:
         silent = None
         # One fault may stay, and another replica must lead.
         faulty = self.choose_faulty()
-        if faulty is not None and self.rng.random() < 0.5:
+        kind = self.rng.choice(["disk", "streams", "server"])
+        if faulty is not None and kind == "disk":
             faulty.is_disk_stalled = True
+        elif faulty is not None and kind == "server":
+            world.close_server(faulty, range(self.members))
         elif faulty is not None:
             silent = faulty
             silent.is_streaming = False
@@ -403,7 +419,7 @@ class Chaos:
             )
 
     def choose_faulty(self) -> Node | None:
-        """A replica that cannot lead for long: its Replication does not start again, or its disk stalls; or None."""
+        """A replica that cannot lead for long: its Replication, its disk or its server does not work; or None."""
         is_complete = all(node.ballot.is_complete for node in self.world.nodes)
         if self.members < 3 or not is_complete or self.rng.random() > 0.2:
             return None
@@ -419,11 +435,17 @@ class Chaos:
         if len(leading) != 1 or leading[0].is_disk_stalled:
             return False
         end = leading[0].log.confirmed_end
-        logs = [node.log for node in world.nodes]
+        if not world.is_called(leading[0]):
+            return False
+        # A leader sends nothing to one that it cannot call.
+        reached = [
+            node for node in world.nodes if (leading[0].id, node.id) not in world.closed_servers
+        ]
+        logs = [node.log for node in reached]
         equal = all(len(log.data) == end and log.equals(bytes(leading[0].log.data)) for log in logs)
         complete = all(node.ballot.is_complete for node in world.nodes)
         is_known = not any(producer.pending for producer in world.producers)
-        dispatched = all(node.store.dispatched == end for node in world.nodes)
+        dispatched = all(node.store.dispatched == end for node in reached)
         is_whole = end == len(leading[0].log.data)
         return complete and equal and is_known and dispatched and is_whole
 

@@ -222,6 +222,13 @@ class LeadsOnWithAStalledDisk(ElectionMachine):
         return
 
 
+class LeadsOnUncalled(ElectionMachine):
+    """Rule R16: a leader that no majority can call lets another replica lead."""
+
+    def _watch_calls(self) -> None:
+        return
+
+
 class TakesAnswersToEarlierProcesses(ElectionMachine):
     """Rule R1: an answer belongs to the process that asked. A part of `ReusesAnEpoch`."""
 
@@ -393,6 +400,7 @@ FOUND_BY_CHAOS: dict[type[ElectionMachine], int] = {
     StaysCompleteAfterAFailedSync: 3,
     LeadsOnWithSilentStreams: 3,
     LeadsOnWithAStalledDisk: 3,
+    LeadsOnUncalled: 3,
 }
 
 #: random runs of so many replicas find these within some hundred seeds, if replicas are replaced and still run

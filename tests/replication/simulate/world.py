@@ -98,6 +98,8 @@ class Packet:
     target: int
     connection: int | None
     event: r.Received | tuple[FrameHeader, ReplicaMessage, bytes | None]
+    #: it comes back over the call that brought the question
+    is_answer: bool = False
 
 
 class Options(NamedTuple):
@@ -147,6 +149,8 @@ class Node:
     failed_end: int | None = None
     #: its disk syncs nothing, and later takes no appends, but forgets nothing
     is_disk_stalled: bool = False
+    #: the replicas that it could not call when it tried last
+    uncallable: frozenset[int] = frozenset()
     #: by how much its clock is ahead of the true time
     skew_ms: int = 0
     #: (producer id, sequence) -> the put that waits; of a leader
@@ -189,6 +193,7 @@ class Node:
             receiver.highest_epoch,
             is_writable=not self.is_disk_stalled,
             can_stream=self.is_streaming or self.replication_hangs,
+            uncallable=self.uncallable,
         )
 
     def first_ballot(self) -> Ballot:
@@ -228,6 +233,8 @@ class World:
         self.network: list[Packet] = []
         self.numbers = 0
         self.cut_links: set[tuple[int, int]] = set()
+        #: (caller, target): the caller reaches no server there, and hears the calls of that replica
+        self.closed_servers: set[tuple[int, int]] = set()
         #: connection -> its leader and its follower
         self.ends: dict[int, tuple[Node, Node]] = {}
         #: replicas that were replaced and still run, of which packets may reach one in place of its successor
@@ -294,6 +301,21 @@ class World:
             connection = other.connections.get(node.id)
             if connection is not None and self.ends[connection][1] is node:
                 self.disconnect(other, node.id)
+
+    def close_server(self, target: Node, callers: Sequence[int]) -> None:
+        """From now on these replicas cannot call that one, as with a certificate that they do not accept."""
+        for caller in callers:
+            if caller == target.id:
+                continue
+            self.closed_servers.add((caller, target.id))
+            for each in (self.nodes[caller], self.replaced.get(caller)):
+                if each is not None and target.id in each.connections:
+                    self.disconnect(each, target.id)
+
+    def is_called(self, node: Node) -> bool:
+        """Whether a majority can call a replica. Then its clients can, too."""
+        callers = [each for each in self.nodes if (each.id, node.id) not in self.closed_servers]
+        return len(callers) > len(self.nodes) // 2
 
     def replace(self, node: Node, *, still_runs: bool, least_epoch: int = 0) -> None:
         """An operator gives a replica's place to a new, empty one. Args: `still_runs`: the old one does not end."""
@@ -444,21 +466,25 @@ class World:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def step(self, node: Node, event: r.ElectionEvent) -> None:
+    def step(self, node: Node, event: r.ElectionEvent, *, caller: int | None = None) -> None:
+        """Args: `caller`: the replica whose call brought the event, and takes the answers."""
         replica = node.replica
         assert replica is not None
         before = replica.ballot.epoch
-        self.perform(node, replica.step(event, self.now, node.facts()))
+        self.perform(node, replica.step(event, self.now, node.facts()), caller)
         if node.replica is replica and replica.ballot.epoch < before:
             raise Broken(f"replica {node.id} served epoch {before}, then {replica.ballot.epoch}")
 
-    def perform(self, node: Node, effects: list[r.ElectionEffect]) -> None:
+    def perform(
+        self, node: Node, effects: list[r.ElectionEffect], caller: int | None = None
+    ) -> None:
         for effect in effects:
             if isinstance(effect, r.Persist):
                 node.ballot = effect.ballot
             elif isinstance(effect, r.SendElection):
                 event = r.Received(node.process, effect.addressee, effect.epoch, effect.message)
-                self.network.append(Packet(node.id, effect.addressee.id, None, event))
+                to = effect.addressee.id
+                self.network.append(Packet(node.id, to, None, event, is_answer=to == caller))
             elif isinstance(effect, r.BeginEpoch):
                 self.begin_epoch(node, effect.epoch)
             elif isinstance(effect, r.StepDown):
@@ -583,7 +609,7 @@ class World:
 
     def put(self, node: Node) -> None:
         """A producer sends a message to a replica, its next one or one whose outcome it does not know."""
-        if not node.takes_puts:
+        if not node.takes_puts or not self.is_called(node):
             return
         producer = self.rng.choice(self.producers)
         pending = producer.pending
@@ -600,7 +626,7 @@ class World:
         """All producers send everything again whose outcome they do not know."""
         for producer in list(self.producers):
             for put in list(producer.pending):
-                if node.takes_puts:
+                if node.takes_puts and self.is_called(node):
                     self.send(node, producer, put)
 
     def send(self, node: Node, producer: Producer, put: PendingPut) -> None:
@@ -693,6 +719,9 @@ class World:
     def tick_node(self, node: Node) -> None:
         if node.is_poisoned:
             return
+        # Each replica tries to call the others from time to time.
+        closed = [target for caller, target in self.closed_servers if caller == node.id]
+        node.uncallable = frozenset(closed)
         self.step(node, r.ElectionTick(self.rng.random()))
         self.dispatch(node)
         for follower in list(node.streams):
@@ -721,7 +750,8 @@ class World:
                     self.network.append(Packet(node.id, follower, connection, frame))
             elif isinstance(effect, Connect):
                 target = self.reached(follower)
-                if target.is_up and (node.id, follower) not in self.cut_links:
+                link = node.id, follower
+                if target.is_up and link not in self.cut_links | self.closed_servers:
                     node.connections[follower] = number = self.next_number()
                     self.ends[number] = node, target
                     self.step_stream(node, follower, Connected(node.log.start))
@@ -743,10 +773,15 @@ class World:
             target = follower if packet.target == follower.id else leader
         if not target.is_up or (packet.source, packet.target) in self.cut_links:
             return
+        if packet.connection is None:
+            pair = packet.source, packet.target
+            if (pair[::-1] if packet.is_answer else pair) in self.closed_servers:
+                return
         if target.is_paused:
             self.network.append(packet)
         elif isinstance(packet.event, r.Received):
-            self.step(target, packet.event)
+            caller = None if packet.is_answer else packet.source
+            self.step(target, packet.event, caller=caller)
         elif target.connections.get(packet.source) == packet.connection:
             header, message, _ = packet.event
             self.take_answer(target, packet.source, header, message)
