@@ -631,7 +631,8 @@ class ElectionMachine:
 
     def _measure_majority(self) -> None:
         """Note for how long a leader had no answers of a majority, when one comes."""
-        heard = sorted(self._leadership.heard_ms.values(), reverse=True)
+        heard_ms = self._leadership.heard_ms
+        heard = sorted((heard_ms[each] for each in heard_ms if each != self.me.id), reverse=True)
         others = majority(len(self._members)) - 1
         if 0 < others <= len(heard):
             gap_ms = self._now_ms - heard[others - 1]
