@@ -117,6 +117,8 @@ class CommitLogActor:
         self._error: str | None = None
         #: its damaged store was moved aside
         self._has_begun_again = False
+        #: its damaged store may be moved aside, once the other replicas can spare it
+        self._may_begin_again = False
         #: why and when a process of this replica gave up last; None: none did
         self._last_end: dict[str, Any] | None = None
         self._addresses = _addresses(spec)
@@ -143,6 +145,7 @@ class CommitLogActor:
                 break
             except Exception as error:
                 # Any error, not only RayMQError: the actor must stay up to report it.
+                self._may_begin_again = self._is_mendable(error)
                 self._error = f"{type(error).__name__}: {error}"
                 logger.warning("replica %s: %s", self._spec["data_dir"], self._error)
                 if self._begin_again(error):
@@ -155,9 +158,7 @@ class CommitLogActor:
     def _begin_again(self, error: Exception) -> bool:
         """Move a damaged store aside, if the other replicas can spare it. Returns: whether it was moved."""
         spec = self._spec
-        if not isinstance(error, Corrupt) or not is_damage(error):
-            return False
-        if not can_fail_over(len(spec["voters"])) or spec["replica"] not in spec["voters"]:
+        if not self._is_mendable(error):
             return False
         try:
             if not can_spare(len(spec["voters"]), self._ask_others()):
@@ -165,12 +166,19 @@ class CommitLogActor:
             aside = begin_again(Path(spec["data_dir"]), files=Files(), clock=Clock())
         except (RayMQError, OSError) as failure:
             logger.warning("the damaged store cannot be moved aside: %s", failure)
-            return False
+            aside = None
         if aside is None:
+            self._may_begin_again = False
             return False
         self._has_begun_again = True
         write_last_end(Path(spec["data_dir"]), f"{self._error}; the damaged store is now {aside}")
         return True
+
+    def _is_mendable(self, error: Exception) -> bool:
+        """Whether the other replicas have what a damaged store lacks, so that this one may begin again."""
+        voters = self._spec["voters"]
+        is_counted = can_fail_over(len(voters)) and self._spec["replica"] in voters
+        return is_counted and isinstance(error, Corrupt) and is_damage(error)
 
     def _ask_others(self) -> list[tuple[bool, bool]]:
         """Of each other voter that answers: whether it leads, and whether it is complete."""
@@ -322,7 +330,8 @@ class CommitLogActor:
         """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch, pid, missing_roles}.
 
         `missing_roles`: the roles of satellites of which none works yet. While it serves, also `is_complete` and
-        `confirmed`.
+        `confirmed`. While it starts, also whether it `may_begin_again`, because the others have what its damaged store
+        lacks.
         """
         host = self._host
         if host is None:
@@ -330,6 +339,7 @@ class CommitLogActor:
                 "state": "STARTING",
                 "endpoint": None,
                 "error": self._error,
+                "may_begin_again": self._may_begin_again,
                 "mode": None,
                 "epoch": 0,
                 "missing_roles": [],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from raymq.cluster.paths import (
     replica_of_actor,
 )
 from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
+from raymq.replication.quorum import majority
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 
@@ -317,7 +319,7 @@ def await_leaders(
             leaders = _leaders(logs, states)
             left = [member for member in logs if member.shard not in leaders]
 
-        _check_damaged(left, states)
+        _check_damaged(left, states, logs)
         if left and clock.monotonic_ms() > deadline_ms:
             raise Unavailable(
                 f"{len(left)} of {len(logs)} replicas do not serve in the remaining {timeout_s:.0f} s: "
@@ -442,9 +444,23 @@ def _ask_all(
             yield member, absent("PENDING", placement.describe_away(str(member.node)))
 
 
-def _check_damaged(members: list[Member], states: dict[str, dict[str, Any]]) -> None:
-    """Raises: Corrupt when a shard found its store damaged, which waiting does not repair."""
+def _check_damaged(
+    members: list[Member], states: dict[str, dict[str, Any]], logs: list[Member]
+) -> None:
+    """Raises: Corrupt when a replica found its store damaged, which waiting does not repair.
+
+    A replica that may begin again does so once the others of its shard are led, if a majority of them is sound.
+    Args: `logs`: the CommitLogs of all replicas of these shards.
+    """
     damaged = [m for m in members if str(states[m.name].get("error")).startswith("Corrupt: ")]
+    lost = Counter(member.shard for member in damaged)
+    replicas = Counter(member.shard for member in logs)
+    damaged = [
+        each
+        for each in damaged
+        if not states[each.name].get("may_begin_again")
+        or replicas[each.shard] - lost[each.shard] < majority(replicas[each.shard])
+    ]
     if damaged:
         message = (
             f"{_lines(damaged, states)}. The cluster is left as it is: end it with `raymq stop`"

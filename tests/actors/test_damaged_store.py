@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raymq.actors.ray import damaged_store
+from raymq.actors.ray import actor_classes, damaged_store
 from raymq.actors.ray.damaged_store import begin_again, finish_move, is_damage
 from raymq.actors.ray.replica_files import read_last_end
 from raymq.actors.replica import open_replica
@@ -336,3 +338,64 @@ def test_a_store_on_a_disk_of_its_own_begins_again(tmp_path: Path) -> None:
         assert aside.parent == root
         assert sorted(os.listdir(root / "raymq")) == ["control", "generation", "group_commit.lock"]
         assert (aside / "raymq" / "meta").exists()
+
+
+@pytest.fixture
+def starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> actor_classes.CommitLogActor:
+    """Replica 1 of three, whose start a test lets fail."""
+    monkeypatch.setattr(actor_classes, "start_thread", lambda *_: None)
+    monkeypatch.setattr(actor_classes, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    root = tmp_path / "replica-1"
+    (root / "raymq").mkdir(parents=True)
+    peers = {each: (str(tmp_path / str(each)), f"actor-{each}") for each in (0, 2)}
+    spec = {"data_dir": str(root), "replica": 1, "voters": (0, 1, 2), "generation": 0}
+    return actor_classes.CommitLogActor({**spec, "node": None, "peers": peers})
+
+
+def fail_to_open(
+    actor: actor_classes.CommitLogActor, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> dict[str, Any]:
+    """Let one start fail. Returns: what the replica says of itself then."""
+    found: list[dict[str, Any]] = []
+
+    def fail() -> None:
+        raise error
+
+    def pause(_: float) -> None:
+        found.append(actor.ready())
+        # Without another try.
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(actor, "_open", fail)
+        patch.setattr(time, "sleep", pause)
+        with pytest.raises(InterruptedError):
+            actor._start()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Corrupt("cannot be opened", rule="recovery row A"), True),
+        (Corrupt("of another replica", rule="generation"), False),
+        (OSError(errno.EMFILE, "too many"), False),
+    ],
+)
+def test_a_replica_says_whether_it_may_begin_again(
+    starting: actor_classes.CommitLogActor,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    expected: bool,
+) -> None:
+    assert fail_to_open(starting, monkeypatch, error)["may_begin_again"] is expected
+
+
+def test_a_replica_that_an_older_damaged_store_keeps_from_beginning_again_says_so(
+    starting: actor_classes.CommitLogActor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "damaged-20260101T000000Z-replica-1").mkdir()
+    monkeypatch.setattr(starting, "_ask_others", lambda: [LEADS, COMPLETE])
+    error = Corrupt("cannot be opened", rule="recovery row A")
+    assert fail_to_open(starting, monkeypatch, error)["may_begin_again"] is False

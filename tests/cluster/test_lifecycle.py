@@ -203,6 +203,35 @@ def test_damage_is_reported_at_once(ray: FakeRay, tmp_path: Path) -> None:
         begin(tmp_path, timeout_s=10**9)
 
 
+@pytest.mark.parametrize(("lost", "may"), [((2,), True), ((2,), False), ((1, 2), True)])
+def test_a_damaged_replica_of_three_is_waited_for_if_it_begins_again(
+    ray: FakeRay, tmp_path: Path, lost: tuple[int, ...], may: bool
+) -> None:
+    error = "Corrupt: recovery stopped at offset 7"
+    starting = {
+        "state": "STARTING",
+        "endpoint": None,
+        "error": error,
+        "mode": None,
+        "epoch": 0,
+        "missing_roles": [],
+        "may_begin_again": may,
+    }
+
+    def damaged(actor: FakeActor) -> None:
+        if any(actor.name.endswith(f"replica-{each}:commit_log") for each in lost):
+            actor.states = [starting, starting, *actor.states]
+
+    ray.on_create = damaged
+    lines: list[str] = []
+    if may and len(lost) == 1:
+        begin(tmp_path, replicas=3, progress=lines.append)
+        assert f"shard 0 replica 2: STARTING ({error})" in lines
+    else:
+        with pytest.raises(Corrupt, match="recovery stopped"):
+            begin(tmp_path, replicas=3, timeout_s=10**9)
+
+
 def test_an_actor_that_ray_has_not_started_yet_is_pending(ray: FakeRay, tmp_path: Path) -> None:
     def pending(actor: FakeActor) -> None:
         actor.states = [GetTimeoutError()]
