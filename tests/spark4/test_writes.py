@@ -240,6 +240,23 @@ def test_a_stream_from_topic_to_topic_stores_each_row_once_however_often_it_rest
     shutil.rmtree(checkpoint)
 
 
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_two_queries_of_one_stream_store_the_rows_of_both_in_one_topic(
+    spark: Any, shard: ServedShard, options: dict[str, str], tmp_path: Path, delivery: str
+) -> None:
+    topic = f"both-{delivery}"
+    shard.cluster.create_topic(topic, queues=1)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.txt").write_text("\n".join(map(str, range(20))))
+    lines = spark.readStream.schema("value string").text(str(tmp_path / "source"))
+    for part in range(2):
+        writer = lines.where(f"value % 2 = {part}").writeStream.format("raymq")
+        writer = writer.options(**options, topic=topic, delivery=delivery)
+        writer = writer.option("checkpointLocation", str(tmp_path / f"checkpoint-{part}"))
+        writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert values(shard, topic) == list(range(20))
+
+
 def test_a_stream_takes_no_name_of_a_write(
     spark: Any, shard: ServedShard, options: dict[str, str], put: Any, tmp_path: Path
 ) -> None:
