@@ -233,9 +233,8 @@ def _refuse_random(df: Any) -> None:
 
 def _task(cluster: Cluster, direct: DirectWrite) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
-        filled = without_empty(batches)
-        if filled is not None:
-            receipts = direct.send(cluster, partition_of_task(), filled)
+        receipts = direct.send(cluster, partition_of_task(), batches)
+        if receipts:
             yield pa.RecordBatch.from_pylist([asdict(each) for each in receipts], schema=_RECEIPT)
 
     return work
