@@ -43,6 +43,7 @@ Example:
 # sink_columns      the columns of a write, and its rows by topic and queue
 # offsets           offsets as Kafka's connector writes them, and the share of each queue in a batch
 # cluster_options   a cluster handle as options
+# format_lookup     lets Spark find the format in other threads and environments
 # queue_lookup      the queues of the options, as the cluster knows them
 # pushed_filters    the filters of a query that choose what is read
 # batch_plan        the ranges of a batch
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .batch_sink import stream_sink
     from .cluster_options import options
     from .direct_write import QueueReceipt
+    from .format_lookup import use_format
     from .session import raydp_session, use_java
     from .sink import WriteResult, write
     from .source import read
@@ -77,6 +79,7 @@ __all__ = [
     "stream",
     "stream_sink",
     "to_value",
+    "use_format",
     "use_java",
     "write",
 ]
@@ -94,6 +97,7 @@ __getattr__ = lazy_names(
         "stream": "raymq.spark.stream_loop",
         "stream_sink": "raymq.spark.batch_sink",
         "to_value": "raymq.spark.values",
+        "use_format": "raymq.spark.format_lookup",
         "use_java": "raymq.spark.session",
         "write": "raymq.spark.sink",
     },

@@ -9,12 +9,16 @@ from raymq.cluster.transport.tls import url_of
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import Rejected
 
+from .format_lookup import session_of_process, use_format
+
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
 
 
 def options(cluster: Cluster) -> dict[str, str]:
     """The options `raymq.address` and `raymq.token` of a cluster. With three or five replicas all have their addresses.
+
+    If this process has a session of Spark 4, the calling thread can use `format("raymq")` afterwards: see `use_format`.
 
     Example:
         With a SparkSession `spark` of Spark 4 and a `cluster`:
@@ -33,7 +37,7 @@ def options(cluster: Cluster) -> dict[str, str]:
 
     Raises:
         Rejected: the handle reaches the shards by Ray only, and Spark speaks Arrow Flight.
-        Unavailable: the cluster has three or five replicas, and no shard answers.
+        Unavailable: the cluster has three or five replicas, and no shard answers; as `use_format`.
     """
     if cluster.transport != "flight":
         raise Rejected(
@@ -47,4 +51,8 @@ def options(cluster: Cluster) -> dict[str, str]:
         replicas = while_away(lambda: cluster.call(None, "replicas", {}))
         endpoints += [str(there) for found in replicas.values() for there in found.values()]
     urls = dict.fromkeys(map(url_of, endpoints))
+
+    session = session_of_process()
+    if session is not None:
+        use_format(session)
     return {"raymq.address": ",".join(urls), "raymq.token": cluster.token}

@@ -33,9 +33,21 @@ from raymq.store.config.promise import Acks
 
 from .sink_columns import SinkTopic, by_queue
 from .stored_rows import StoredRows, check_same, other_rows
+from .task_batches import without_empty
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
+
+
+#: partitions beyond those of a write whose rows of an earlier run are looked for: tasks begin in about the order of
+#: their partitions, and those without rows do not begin as producers
+PARTITIONS_LOOKED_FOR = 4096
+#: producers that one call asks for
+PRODUCERS_OF_A_CALL = 4096
+_SAME_PARTITIONS = (
+    "Use the same number of partitions: repartition or coalesce, or the same spark.default.parallelism for files and "
+    "ranges. A new write with delivery='staged' may be repeated with any number"
+)
 
 
 @dataclass(frozen=True)
@@ -79,19 +91,47 @@ class DirectWrite(NamedTuple):
         if first != partitions:
             raise Rejected(
                 f"write {self.write_id} to {self.topic} had {first} partitions at its first run, and has {partitions} "
-                "now, so that its rows would be stored twice. Use the same number of partitions: repartition or "
-                "coalesce, or the same spark.default.parallelism for files and ranges. A new write with "
-                "delivery='staged' may be repeated with any number",
+                f"now: with another number rows are stored twice. {_SAME_PARTITIONS}",
                 field="writeId",
                 limit=first,
                 found=partitions,
             )
 
+    def check_other_partitions(self, cluster: Cluster, partitions: int) -> None:
+        """Look for rows of partitions that an earlier run had and this one, which has so many, has not.
+
+        Raises: Rejected naming the first such partition; Unavailable.
+        """
+        numbers = {
+            producer_id: partition
+            for partition in range(partitions, partitions + PARTITIONS_LOOKED_FOR)
+            for producer_id in self._producer_ids(partition)
+        }
+        for producer_id in _known(cluster, list(numbers)):
+            partition = numbers[producer_id]
+            # Nothing comes later from there: this fences an attempt that goes on.
+            rows = sum(_begin(self, cluster, partition).stored.values())
+            if rows:
+                raise Rejected(
+                    f"write {self.write_id} to {self.topic} has {partitions} partitions now, and had more at an "
+                    f"earlier run: its partition {partition}, for example, has {rows} rows. Rows may be stored twice "
+                    f"already. {_SAME_PARTITIONS}",
+                    field="writeId",
+                    limit="the same number of partitions",
+                    found=partitions,
+                )
+
+    def _producer_ids(self, partition: int) -> list[int]:
+        """The producer ids that the attempts of a partition may have."""
+        queues = (*self.facts.get("former_queues", ()), self.facts["queues"])
+        return [producer_id_of(self.topic, self.write_id, partition, int(each)) for each in queues]
+
     def send(
         self, cluster: Cluster, partition: int, batches: Iterable[pa.RecordBatch]
     ) -> list[QueueReceipt]:
-        """Send the rows of one task, which is not empty. Returns: a receipt for each queue, when all rows are stored.
+        """Send the rows of one task. Returns: a receipt for each queue, when all rows are stored.
 
+        A task without rows only looks whether an earlier attempt had some.
         Raises: Rejected for a value that the topic does not take, or when an earlier attempt has stored other rows;
         Fenced if another attempt began later; Unavailable.
         """
@@ -107,6 +147,11 @@ class DirectWrite(NamedTuple):
     def _send(
         self, cluster: Cluster, partition: int, batches: Iterable[pa.RecordBatch]
     ) -> list[QueueReceipt]:
+        filled = without_empty(iter(batches))
+        if filled is None:
+            self._check_no_rows(cluster, partition)
+            return []
+
         attempt = _begin(self, cluster, partition)
         target = SinkTopic.of(self.topic, self.facts)._replace(queues=attempt.queues)
         sender = BatchSender(
@@ -118,7 +163,7 @@ class DirectWrite(NamedTuple):
 
         with closing(sender):
             task = _Task(self, cluster, partition, attempt, sender)
-            for row, batch in numbered(batches, partition):
+            for row, batch in numbered(filled, partition):
                 parts = by_queue(
                     batch,
                     {self.topic: target},
@@ -130,6 +175,20 @@ class DirectWrite(NamedTuple):
                 for _, queue_id, rows in parts:
                     task.write(queue_id, rows)
             return task.finish()
+
+    def _check_no_rows(self, cluster: Cluster, partition: int) -> None:
+        """Raises: Rejected if an earlier attempt of the partition, which has no rows now, has stored some."""
+        if self.verify and _known(cluster, self._producer_ids(partition)):
+            _check_excess(self, _begin(self, cluster, partition), {})
+
+
+def _known(cluster: Cluster, producer_ids: list[int]) -> list[int]:
+    """Those of these producers that have begun, on whatever shard: shard 0 gives all of them their epochs."""
+    found: list[int] = []
+    for first in range(0, len(producer_ids), PRODUCERS_OF_A_CALL):
+        arguments = {"producer_ids": producer_ids[first : first + PRODUCERS_OF_A_CALL]}
+        found += while_away(partial(cluster.call, 0, "known_producers", arguments))["producer_ids"]
+    return found
 
 
 class _Attempt(NamedTuple):
@@ -151,11 +210,9 @@ def _begin(write: DirectWrite, cluster: Cluster, partition: int) -> _Attempt:
     """
     facts = write.facts
     queues = int(facts["queues"])
-    for former in facts.get("former_queues", ()):
-        former_id = producer_id_of(write.topic, write.write_id, partition, former)
-        known = while_away(partial(cluster.call, 0, "producer_epoch", {"producer_id": former_id}))
-        if known["epoch"] is not None:
-            queues = int(former)
+    for former in map(int, facts.get("former_queues", ())):
+        if _known(cluster, [producer_id_of(write.topic, write.write_id, partition, former)]):
+            queues = former
             break
 
     producer_id = producer_id_of(write.topic, write.write_id, partition, queues)
@@ -256,10 +313,16 @@ class _Task:
         """Wait for the receipts. Raises: the first failure; Rejected if an earlier attempt has stored more rows."""
         while self._under_way:
             self._complete()
-        for queue_id, rows in self._attempt.stored.items():
-            own = self._sequences.get(queue_id, 0)
-            if rows > own and self._write.verify:
-                raise other_rows(
-                    f"{rows} rows in queue {queue_id} of {self._write.topic}, of which this attempt has {own}"
-                )
+        if self._write.verify:
+            _check_excess(self._write, self._attempt, self._sequences)
         return list(self._receipts.values())
+
+
+def _check_excess(write: DirectWrite, attempt: _Attempt, own_rows: Mapping[int, int]) -> None:
+    """Raises: Rejected if earlier attempts have stored more rows than this one has. Args: `own_rows`: of each queue."""
+    for queue_id, rows in attempt.stored.items():
+        own = own_rows.get(queue_id, 0)
+        if rows > own:
+            raise other_rows(
+                f"{rows} rows in queue {queue_id} of {write.topic}, of which this attempt has {own}"
+            )

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from raymq.cluster.arguments import check_choice
 from raymq.cluster.messages.queue_split import numbered, start_of
-from raymq.cluster.staged.committer import Committer
+from raymq.cluster.staged.committer import CommitResult, Committer
 from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.staged.write_commit import StagedRows
 from raymq.cluster.transport.away import while_away
@@ -129,7 +129,8 @@ def write(
     topics = while_away(cluster.topics)
     found = _checked_targets(df, topics, topic)
     if delivery == "staged":
-        return write_staged(df, cluster, topic, write_id, found)
+        done = commit_staged(df, cluster, topic, write_id, found)
+        return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
     check_direct(df.columns)
     if topic is None:
         message = (
@@ -169,7 +170,7 @@ def _checked_targets(
     return found
 
 
-def write_staged(
+def commit_staged(
     df: Any,
     cluster: Cluster,
     topic: str | None,
@@ -177,7 +178,7 @@ def write_staged(
     found: dict[str, SinkTopic] | None = None,
     *,
     is_batch: bool = False,
-) -> WriteResult:
+) -> CommitResult:
     """Let the tasks stage their rows, and commit what the attempts that ended have staged.
 
     Args: `found`: the topics, if they are checked already. `is_batch`: the write is a batch of a stream, which may have
@@ -190,8 +191,7 @@ def write_staged(
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
     committer = Committer(Routes.of(cluster))
     sink_topic = (topic or "") if is_batch else None
-    done = committer.commit(write_id, staged, takes_other_rows=is_batch, topic=sink_topic)
-    return WriteResult(topic, write_id, done.rows, done.rows if done.is_repeated else 0)
+    return committer.commit(write_id, staged, takes_other_rows=is_batch, topic=sink_topic)
 
 
 def _staging_task(
@@ -233,9 +233,8 @@ def _refuse_random(df: Any) -> None:
 
 def _task(cluster: Cluster, direct: DirectWrite) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
-        filled = without_empty(batches)
-        if filled is not None:
-            receipts = direct.send(cluster, partition_of_task(), filled)
+        receipts = direct.send(cluster, partition_of_task(), batches)
+        if receipts:
             yield pa.RecordBatch.from_pylist([asdict(each) for each in receipts], schema=_RECEIPT)
 
     return work

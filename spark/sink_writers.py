@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -85,21 +85,21 @@ class _RowWriter:
         Args: `write_id`: of a direct write.
         """
         filled = without_empty(batches)
-        if filled is None:
+        if filled is None and self._direct is None:
             return TaskMessage(None, query_id)
         try:
             with closing(connect(self._options)) as cluster:
                 if self._direct is None:
-                    return TaskMessage(self._stage(cluster, filled), query_id)
+                    return TaskMessage(self._stage(cluster, filled or ()), query_id)
                 direct = self._direct._replace(write_id=write_id)
-                direct.send(cluster, partition_of_task(), filled)
+                direct.send(cluster, partition_of_task(), filled or ())
                 return TaskMessage(None, query_id)
         except Bug:
             raise
         except RayMQError as error:
             raise error.with_traceback(None) from None
 
-    def _stage(self, cluster: Cluster, batches: Iterator[pa.RecordBatch]) -> str:
+    def _stage(self, cluster: Cluster, batches: Iterable[pa.RecordBatch]) -> str:
         with StagedWriter(Routes.of(cluster)) as writer:
             partition = partition_of_task()
             for row, batch in numbered(batches, partition):
@@ -116,6 +116,11 @@ class _RowWriter:
                     writer.write(topic, queue_id, rows)
             return json.dumps(writer.finish().to_json())
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether tasks send their rows to the queues at once."""
+        return self._direct is not None
+
     def commit(
         self,
         write_id: str,
@@ -124,14 +129,27 @@ class _RowWriter:
         takes_other_rows: bool = False,
     ) -> None:
         """Publish the rows of all tasks, on the driver: `Committer.commit`."""
-        if self._direct is not None:
-            return
+        require(self._direct is None, "rows of a direct write are in their queues")
         texts = [each.staged for each in messages if isinstance(each, TaskMessage)]
         staged = StagedRows.joined(StagedRows.from_json(json.loads(each)) for each in texts if each)
         with closing(connect(self._options)) as cluster:
             Committer(Routes.of(cluster)).commit(
                 write_id, staged, takes_other_rows=takes_other_rows
             )
+
+    def check_partitions(self, write_id: str, partitions: int, *, is_kept: bool) -> None:
+        """Compare the number of partitions of a direct write with that of earlier runs.
+
+        Spark says it only now, when all tasks have ended. So rows may be stored twice already.
+        Args: `is_kept`: keep the number for later runs, which costs a record.
+        Raises: Rejected for another number.
+        """
+        require(self._direct is not None, "tasks stage their rows")
+        direct = self._direct._replace(write_id=write_id)  # type: ignore[union-attr]
+        with closing(connect(self._options)) as cluster:
+            direct.check_other_partitions(cluster, partitions)
+            if is_kept:
+                direct.keep_partitions(cluster, partitions)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -140,14 +158,18 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
         self._rows = _RowWriter(options, columns)
         self._write_id = options.write_id or uuid.uuid4().hex
+        self._is_named = options.write_id is not None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task."""
         return self._rows.write(iterator, write_id=self._write_id, query_id=None)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the rows of all tasks."""
-        self._rows.commit(self._write_id, messages)
+        """Publish the rows of all tasks. Those of a direct write are in their queues."""
+        if not self._rows.is_direct:
+            self._rows.commit(self._write_id, messages)
+        elif self._is_named:
+            self._rows.check_partitions(self._write_id, len(messages), is_kept=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""
@@ -180,8 +202,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
             # A batch without any task has no row.
             return
         (query_id,) = queries
+        write_id = f"{query_id}/{batchId}"
+        if self._rows.is_direct:
+            # Each batch would cost a record of the number of its partitions. The producers of a larger one are enough.
+            self._rows.check_partitions(write_id, len(messages), is_kept=False)
+            return
         # A plan with rand() gives other rows in a repeated batch. Those of the first run are stored.
-        self._rows.commit(f"{query_id}/{batchId}", messages, takes_other_rows=True)
+        self._rows.commit(write_id, messages, takes_other_rows=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""

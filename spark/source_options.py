@@ -290,8 +290,17 @@ def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+_NO_TABLE = (
+    "Spark gives the options of a saved table to no read and no write of it: use CREATE TEMPORARY VIEW ... USING raymq "
+    "OPTIONS (...)"
+)
+
+
 def known_options(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     """The options under their true names, without those of Spark. Raises: Rejected for one that is not in `names`."""
+    if any(name.lower() == "provider" or name.lower().startswith("option.") for name in options):
+        # The properties of a table that is about to be made.
+        raise Rejected(f"{_NO_TABLE}.", field="table", limit="a temporary view")
     true_names = {name.lower(): name for name in names}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -316,6 +325,8 @@ def _addresses(given: Mapping[str, str]) -> tuple[str, ...]:
     form = "raymq://host:port or raymq+tls://host:port"
     if not urls:
         message = f"option raymq.address is missing; set it to {form} of a shard (`raymq status` shows them)"
+        if not given:
+            message += f". {_NO_TABLE}, or give them in the query: SELECT ... FROM t WITH (...)"
         raise Rejected(message, field="raymq.address", limit=form, found=text)
 
     for url in urls:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raymq.cluster.arguments import check_number
 
-from .batch_sink import QUERY_ID
+from .batch_sink import QUERY_ID, RUN_IDS
 from .offsets import Offsets
 from .query_checkpoint import QueryCheckpoint
 from .queue_lookup import QueueLookup
@@ -96,17 +97,19 @@ def stream(
     frames = RangeFrames(spark, cluster, checked, schema)
     progress = StreamProgress(QueueLookup(cluster, checked.subscription), checked)
     checkpoint = QueryCheckpoint(spark, checkpointLocation)
-    query_id = checkpoint.query_id()
+    # As in a query of Spark: a sink names its write by the id, and knows a second write of a batch by the run.
+    ids = {QUERY_ID: checkpoint.query_id(), RUN_IDS[0]: uuid.uuid4().hex}
 
     def run(batch_id: int, start: Offsets, end: Offsets) -> None:
         context = spark.sparkContext
-        before = context.getLocalProperty(QUERY_ID)
-        # As in a query of Spark: a sink names its write by it.
-        context.setLocalProperty(QUERY_ID, query_id)
+        before = {name: context.getLocalProperty(name) for name in ids}
         try:
+            for name, value in ids.items():
+                context.setLocalProperty(name, value)
             foreachBatch(frames.frame(progress.ranges(start, end)), batch_id)
         finally:
-            context.setLocalProperty(QUERY_ID, before)
+            for name, value in before.items():
+                context.setLocalProperty(name, value)
         checkpoint.commit(batch_id)
 
     return _Loop(checkpoint, progress, checked, run).run(

@@ -38,6 +38,7 @@ from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.produce.message_encoder import MessageEncoder
 from raymq.cluster.produce.producer_config import ProducerConfig
+from raymq.spark.format_lookup import OLDEST_PYSPARK
 from raymq.store.base import errors
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
@@ -247,6 +248,26 @@ PROMISE = "docs/concepts/promise.md"
 )
 def test_a_number_in_a_document_is_the_default(document: str, phrase: str) -> None:
     assert phrase in text_of(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "phrase"),
+    [
+        ("README.md", "PySpark {} and later"),
+        ("CHANGELOG.md", "PySpark {} and later"),
+        ("docs/spark.md", "From PySpark {} on"),
+        ("docs/spark.md", "older than PySpark {}"),
+        ("docs/start.md", "PySpark {} or later"),
+        ("docs/reference/limits.md", "PySpark {} or later"),
+        ("docs/reference/errors.md", "PySpark {} or later"),
+        ("pyproject.toml", "pyspark>={},<5"),
+        ("noxfile.py", "pyspark>={},<5"),
+    ],
+)
+def test_the_oldest_pyspark_of_the_format_is_the_same_everywhere(
+    document: str, phrase: str
+) -> None:
+    assert phrase.format(".".join(map(str, OLDEST_PYSPARK))) in text_of(document)
 
 
 def test_a_number_in_a_document_that_is_a_word_is_the_default() -> None:

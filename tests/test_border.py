@@ -29,7 +29,7 @@ NAMES = {
     """,
     "raymq.spark": """
         QueueReceipt WriteResult from_value options raydp_session read standalone_session stream stream_sink to_value
-        use_java write
+        use_format use_java write
     """,
     "raymq.store": """
         AppendedRows EmbeddedStore FetchSlice GetMessageResult Half InnerMessage MessageFilter PUT_SCHEMA PutHook
@@ -54,6 +54,7 @@ EXPLAINED = (
     "raymq.spark.read",
     "raymq.spark.standalone_session",
     "raymq.spark.stream_sink",
+    "raymq.spark.use_format",
     "raymq.spark.write",
     "raymq.start",
     "raymq.store.EmbeddedStore",

@@ -19,6 +19,8 @@ _ANY = 2**128
 FETCH_BYTES_MAX = 64 << 20
 #: shards of a cluster at most
 SHARDS_MAX = 256
+#: producers that one call may ask for
+PRODUCER_IDS_MAX = 1 << 14
 #: characters of a wrong value that the error repeats
 SHOWN_CHARS = 60
 
@@ -96,6 +98,14 @@ def check_ranges(ranges: Any) -> list[StagedRange]:
         rows = check_integer("ranges", each[3], 1, last + 1 - first)
         found.append(StagedRange(producer_id, first, last, rows))
     return found
+
+
+def check_producer_ids(producer_ids: Any) -> list[int]:
+    """Producer ids. Raises: Rejected unless they are a list of at most `PRODUCER_IDS_MAX`."""
+    if type(producer_ids) is not list or len(producer_ids) > PRODUCER_IDS_MAX:
+        advice, limit = "give a list of producer ids", f"a list of at most {PRODUCER_IDS_MAX}"
+        raise wrong_value("producer_ids", producer_ids, advice, limit)
+    return [check_integer("producer_ids", each, 0, PRODUCER_MAX) for each in producer_ids]
 
 
 def check_attributes(attributes: Any) -> dict[str, str] | None:

@@ -361,11 +361,12 @@ class AdminCalls:
         self._host.await_promise(found.appended or AppendedRows.up_to(store.log.end))
         return {"rows": found.rows, "is_complete": found.is_complete}
 
-    def _op_producer_epoch(self, producer_id: int) -> dict[str, Any]:
-        """The highest epoch of a producer id; None: this shard does not know it."""
-        call_arguments.check_integer("producer_id", producer_id, 0, PRODUCER_MAX)
+    def _op_known_producers(self, producer_ids: list[int]) -> dict[str, Any]:
+        """Find those of these producer ids that this shard knows, in their order."""
+        wanted = call_arguments.check_producer_ids(producer_ids)
         self._host.await_check()
-        return {"epoch": self._host.store.producer_epoch(producer_id)}
+        store = self._host.store
+        return {"producer_ids": [each for each in wanted if store.producer_epoch(each) is not None]}
 
     def _op_fence_producer(self, producer_id: int, epoch: int, topic: str) -> dict[str, Any]:
         """Refuse puts of a producer with a lower epoch. Returns: the next sequence of each queue of this shard."""

@@ -53,7 +53,7 @@ A shard that is being added does not answer those that are about all shards: des
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
     init_producer(producer_id)                                      {epoch}
-    producer_epoch(producer_id)                                     {epoch}; None: not known
+    known_producers(producer_ids)                                   {producer_ids: those that are known}
     fence_producer(producer_id, epoch, topic)                       {sequences: {queue_id: next sequence}}
     decide_write(decision)                                          {decision: the first one of that write}
     publish_rows(write_id, topic, queue_id, ranges)                 {rows, is_complete}

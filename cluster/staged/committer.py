@@ -45,6 +45,8 @@ class CommitResult(NamedTuple):
     rows: int
     #: the decision of an earlier commit counted: the rows that this commit staged are dropped
     is_repeated: bool
+    #: the rows of the decision that counts are those of this commit, in whatever order
+    has_same_rows: bool
 
 
 class Committer:
@@ -116,7 +118,8 @@ class Committer:
                 field="write_id",
                 limit="the same rows",
             )
-        return CommitResult(write_id, counted.rows, counted.parts != staged.parts)
+        is_repeated = counted.parts != staged.parts
+        return CommitResult(write_id, counted.rows, is_repeated, machine.has_same_rows)
 
     def _perform(self, effect: CommitEffect, write_id: str) -> CommitEvent:
         """Perform an effect, again after each error that a retry may mend."""

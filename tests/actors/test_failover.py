@@ -389,7 +389,7 @@ def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed
 QUESTIONS = {
     "offsets": {"group": "g", "topic": "t"},
     "queue_ranges": {"topic": "t"},
-    "producer_epoch": {"producer_id": 7},
+    "known_producers": {"producer_ids": [7]},
 }
 
 

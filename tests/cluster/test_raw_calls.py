@@ -58,7 +58,9 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
     for wrong in WRONG:
         yield "add_queues", {**grown, "queues": wrong}, "queues"
         yield "add_queues", {**grown, "shards": [wrong]}, "shards"
-        yield "producer_epoch", {"producer_id": wrong}, "producer_id"
+        if wrong != [1]:
+            yield "known_producers", {"producer_ids": wrong}, "producer_ids"
+        yield "known_producers", {"producer_ids": [wrong]}, "producer_ids"
         yield "create_topic", {**topic, "queues": wrong}, "queues"
         yield "create_topic", {**topic, "shards": [wrong]}, "shards"
         if wrong is not None:
@@ -89,6 +91,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
     many = {str(queue): 0 for queue in range(300_000)}
     yield "commit_offsets", {"group": "g", "topic": "t", "offsets": many}, "offsets"
     yield "init_producer", {"producer_id": 2**64}, "producer_id"
+    yield "known_producers", {"producer_ids": [0] * 300_000}, "producer_ids"
 
 
 def test_an_operation_with_a_wrong_argument_is_refused_by_its_name(

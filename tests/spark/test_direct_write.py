@@ -221,6 +221,40 @@ def test_a_write_keeps_the_number_of_its_partitions(tmp_path: Path) -> None:
         write._replace(topic="others").keep_partitions(shard.cluster, 5)
 
 
+@pytest.mark.parametrize("queues_then", [1, 2])
+def test_rows_of_partitions_that_a_repeated_write_lacks_are_found(
+    shard: ServedShard, queues_then: int
+) -> None:
+    write = direct(shard, queues=1)
+    for partition in (0, 1, 700):
+        write.send(shard.cluster, partition, [batch(ROWS)])
+    # One that began, and stored nothing.
+    _begin(write, shard.cluster, 701)
+    if queues_then > 1:
+        shard.cluster.add_queues("events", queues_then, break_key_order=True)
+        write = direct(shard, queues=queues_then)
+    write.check_other_partitions(shard.cluster, 701)
+    for count in (700, 2, 1):
+        first = 1 if count == 1 else 700
+        words = f"has {count} partitions now.*partition {first}, for example, has 50 rows"
+        with pytest.raises(Rejected, match=words) as refused:
+            write.check_other_partitions(shard.cluster, count)
+        assert (refused.value.field, refused.value.found) == ("writeId", count)
+    write._replace(write_id="v").check_other_partitions(shard.cluster, 1)
+
+
+def test_a_task_without_rows_finds_those_of_an_earlier_attempt(shard: ServedShard) -> None:
+    write = direct(shard)
+    assert write.send(shard.cluster, 0, []) == []
+    write.send(shard.cluster, 0, [batch(ROWS)])
+    end = shard.host.store.log.end
+    assert write.send(shard.cluster, 1, []) == []
+    assert shard.host.store.log.end == end
+    with pytest.raises(Rejected, match="stored 50 rows in queue 0 .*, of which this attempt has 0"):
+        write.send(shard.cluster, 0, [])
+    assert write._replace(verify=False).send(shard.cluster, 0, []) == []
+
+
 def test_producer_ids_depend_on_topic_write_partition_and_queues_only() -> None:
     places = [
         ("t", "w", 1, 2),

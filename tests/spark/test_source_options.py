@@ -58,6 +58,14 @@ def test_an_unknown_option_is_refused_with_the_list_of_the_known_ones() -> None:
     assert all(option.name in str(error) for option in OPTIONS)
 
 
+@pytest.mark.parametrize(
+    "given", [{}, {**NEEDED, "provider": "raymq", "option.subscribe": "t", "owner": "root"}]
+)
+def test_a_saved_table_is_refused_with_what_to_use(given: dict[str, str]) -> None:
+    with pytest.raises(Rejected, match="options of a saved table .*CREATE TEMPORARY VIEW"):
+        SourceOptions.parse(given)
+
+
 def test_exactly_one_option_says_what_is_read() -> None:
     check_refused("subscribe", "none is given", subscribe=None)
     check_refused("subscribe", "subscribe and assign are given", assign='{"t": [0]}')

@@ -444,6 +444,39 @@ def test_a_second_sink_of_a_query_needs_a_name_of_its_own(place, tmp_path):
     assert values(read(spark, cluster, "odds")) == list(range(1, 20, 2))
 
 
+@pytest.mark.parametrize("by", ["another sink to its topic", "this sink, with other rows"])
+def test_a_second_write_of_a_batch_to_its_topic_needs_a_name_of_its_own(place, tmp_path, by):
+    cluster, spark = place
+    topic = f"both-{len(by)}"
+    cluster.create_topic(topic, queues=1)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.txt").write_text("\n".join(map(str, range(20))))
+    evens = stream_sink(cluster, topic=topic)
+
+    def run(odds):
+        def split(frame, batch_id):
+            evens(frame.where("value % 2 = 0"), batch_id)
+            # The program may try a write again.
+            evens(frame.where("value % 2 = 0").orderBy("value"), batch_id)
+            odds(frame.where("value % 2 = 1"), batch_id)
+
+        frame = spark.readStream.schema("value string").text(str(tmp_path / "source"))
+        writer = frame.writeStream.foreachBatch(split).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    odds = evens if by.startswith("this") else stream_sink(cluster, topic=topic)
+    for _ in range(2):
+        with pytest.raises(Exception, match=f"before in this run of its query, by {by}"):
+            run(odds)
+    assert values(read(spark, cluster, topic)) == list(range(0, 20, 2))
+    run(stream_sink(cluster, topic=topic, query=f"odds-of-{topic}"))
+    assert values(read(spark, cluster, topic)) == list(range(20))
+
+
 def test_a_stream_from_topic_to_topic_stores_each_row_once_when_a_batch_is_repeated(
     place, tmp_path
 ):

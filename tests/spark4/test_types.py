@@ -151,3 +151,28 @@ def test_the_functions_of_35_work_with_spark_4(spark: Any, cluster: raymq.Cluste
     assert back.filter("twice = id * 2").count() == 21
     with pytest.raises(Rejected, match="the DataFrame has a column 'key' already"):
         from_value(back.withColumn("value", back["key"]), "key string")
+
+
+def test_a_second_sink_of_a_query_to_its_topic_needs_a_name_of_its_own(
+    spark: Any, cluster: raymq.Cluster, tmp_path: Path
+) -> None:
+    cluster.create_topic("sinks", queues=1)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.txt").write_text("\n".join(map(str, range(20))))
+    evens = stream_sink(cluster, topic="sinks")
+
+    def run(odds: Any) -> None:
+        def split(frame: Any, batch_id: int) -> None:
+            evens(frame.where("value % 2 = 0"), batch_id)
+            odds(frame.where("value % 2 = 1"), batch_id)
+
+        frame = spark.readStream.schema("value string").text(str(tmp_path / "source"))
+        writer = frame.writeStream.foreachBatch(split).trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.start().awaitTermination(60)
+
+    with pytest.raises(Exception, match="by another sink to its topic"):
+        run(stream_sink(cluster, topic="sinks"))
+    run(stream_sink(cluster, topic="sinks", query="odds"))
+    found = read(spark, cluster, "sinks").selectExpr("cast(cast(value as string) as int)").collect()
+    assert sorted(row[0] for row in found) == list(range(20))

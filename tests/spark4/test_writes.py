@@ -83,6 +83,41 @@ def test_a_direct_write_again_stores_nothing_and_refuses_rows_that_have_changed(
     assert values(shard, "direct") == list(range(2000))
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_direct_write_again_with_another_number_of_partitions_is_noticed(
+    spark: Any, shard: ServedShard, options: dict[str, str], parts: int
+) -> None:
+    topic = f"parts-{parts}"
+    shard.cluster.create_topic(topic, queues=1)
+    given = {"topic": topic, "writeId": "once", "delivery": "direct", "verify": "false"}
+    write(numbers(spark, 30), options, **given)
+    with pytest.raises(Exception, match=f"write once to {topic} .*has {parts}"):
+        write(numbers(spark, 30, parts), options, **given)
+
+
+def test_a_direct_write_after_one_that_failed_notices_the_rows_of_partitions_that_it_lacks(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("fewer", queues=1)
+    given = {"topic": "fewer", "writeId": "once", "delivery": "direct"}
+    # The last task fails when the others have stored their rows.
+    fails = "if(id = 29, raise_error('no'), cast(id as string)) as value"
+    with pytest.raises(Exception, match="no"):
+        write(spark.range(0, 30, 1, 3).selectExpr(fails), options, **given)
+    with pytest.raises(Exception, match="has 1 partitions now.*partition 1, for example"):
+        write(numbers(spark, 30, 1), options, **given)
+
+
+def test_a_task_of_a_direct_write_that_has_no_rows_now_notices_those_of_before(
+    spark: Any, shard: ServedShard, options: dict[str, str]
+) -> None:
+    shard.cluster.create_topic("emptied", queues=1)
+    given = {"topic": "emptied", "writeId": "once", "delivery": "direct"}
+    write(numbers(spark, 30), options, **given)
+    with pytest.raises(Exception, match="stored 10 rows in queue 0 of emptied"):
+        write(numbers(spark, 30).where("value < 20"), options, **given)
+
+
 def test_rows_have_keys_tags_and_headers_and_name_their_topic(
     spark: Any, shard: ServedShard, options: dict[str, str]
 ) -> None:
@@ -238,6 +273,23 @@ def test_a_stream_from_topic_to_topic_stores_each_row_once_however_often_it_rest
     run()
     assert values(shard, copies) == list(range(31))
     shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_two_queries_of_one_stream_store_the_rows_of_both_in_one_topic(
+    spark: Any, shard: ServedShard, options: dict[str, str], tmp_path: Path, delivery: str
+) -> None:
+    topic = f"both-{delivery}"
+    shard.cluster.create_topic(topic, queues=1)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.txt").write_text("\n".join(map(str, range(20))))
+    lines = spark.readStream.schema("value string").text(str(tmp_path / "source"))
+    for part in range(2):
+        writer = lines.where(f"value % 2 = {part}").writeStream.format("raymq")
+        writer = writer.options(**options, topic=topic, delivery=delivery)
+        writer = writer.option("checkpointLocation", str(tmp_path / f"checkpoint-{part}"))
+        writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert values(shard, topic) == list(range(20))
 
 
 def test_a_stream_takes_no_name_of_a_write(
