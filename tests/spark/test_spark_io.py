@@ -32,7 +32,13 @@ from raymq.spark.query_checkpoint import QueryCheckpoint
 from tests.support.docstrings import examples
 from tests.support.quick_java import QUICK_JAVA
 from tests.support.ray_environment import ray_environment
-from tests.support.typed_frames import SCHEMA, check_round_trip, check_value_types, typed_frame
+from tests.support.typed_frames import (
+    SCHEMA,
+    check_names,
+    check_round_trip,
+    check_value_types,
+    typed_frame,
+)
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -337,6 +343,22 @@ def test_rows_of_a_schema_round_trip(place):
 @pytest.mark.parametrize("codec", ["json", "arrow-ipc"])
 def test_columns_become_one_value_and_come_back(place, codec):
     check_value_types(place[1], codec)
+
+
+@pytest.mark.parametrize("codec", ["json", "arrow-ipc"])
+def test_columns_with_names_that_spark_parses_become_a_value_and_come_back(place, codec):
+    check_names(place[1], codec)
+
+
+def test_columns_of_a_schema_may_have_names_that_spark_parses(place):
+    cluster, spark = place
+    columns = pa.schema([("a.b", pa.int64()), ("c`d", pa.string())])
+    cluster.create_topic("parsed", queues=1, schema=columns)
+    frame = spark.sql("select 1L as `a.b`, 'x' as `c``d` from range(0, 4, 1, 2)")
+    for delivery in ("direct", "staged"):
+        assert write(frame, cluster, topic="parsed", delivery=delivery).rows == 4
+    found = read(spark, cluster, "parsed").select("`a.b`", "`c``d`").collect()
+    assert [tuple(row) for row in found] == [(1, "x")] * 8
 
 
 def test_what_spark_writes_as_a_value_is_a_row_of_a_schema_and_the_other_way_round(place):
