@@ -17,11 +17,13 @@ from raymq.cluster.messages.json_rows import decode_rows, encode_rows
 from raymq.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.spark import (
     from_value,
+    options,
     raydp_session,
     read,
     stream,
     stream_sink,
     to_value,
+    use_format,
     use_java,
     write,
 )
@@ -584,14 +586,23 @@ def test_a_stream_that_begins_at_the_end_keeps_its_beginning(place, tmp_path):
     [
         each
         for each in examples()
-        # The options are those of Spark 4's format: tests/spark4/test_writes.py runs their example.
-        if each.name.startswith("raymq.spark") and each.name != "raymq.spark.options"
+        # These are for Spark 4's format: tests/spark4 runs their examples.
+        if each.name.startswith("raymq.spark")
+        and each.name not in ("raymq.spark.options", "raymq.spark.use_format")
     ],
     ids=lambda example: example.name,
 )
 def test_the_example_in_a_docstring_runs(place, example):
     cluster, spark = place
     exec(compile(example.code, example.name, "exec"), {"cluster": cluster, "spark": spark})
+
+
+def test_the_format_needs_a_later_spark(place):
+    cluster, spark = place
+    with pytest.raises(Unavailable, match="needs PySpark 4.1 or later, and this is 3.5"):
+        use_format(spark)
+    # A program of Spark 3.5 may hand them to another one.
+    assert set(options(cluster)) == {"raymq.address", "raymq.token"}
 
 
 @pytest.mark.parametrize("configs", [{}, {"spark.driver.host": "10.0.0.5"}])
