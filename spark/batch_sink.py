@@ -67,13 +67,14 @@ def stream_sink(
 
     def write_batch(frame: Any, batch_id: int) -> None:
         context = frame.sparkSession.sparkContext
-        name = query or context.getLocalProperty(QUERY_ID)
+        query_id = context.getLocalProperty(QUERY_ID)
+        name = query or query_id
         if not name:
             message = "the thread of this batch has no id of a query; give the sink a name: query="
             raise Rejected(message, field="query", limit="a name that stays across restarts")
-        run = next(filter(None, map(context.getLocalProperty, RUN_IDS)), None)
         write_id = f"{name}/{batch_id}"
-        if run is None:
+        run = next(filter(None, map(context.getLocalProperty, RUN_IDS)), None)
+        if run is None or not query_id:
             # A program without queries calls the sink, and repeats what it likes.
             commit_staged(frame, cluster, topic, write_id, is_batch=True)
             return

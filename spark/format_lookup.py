@@ -87,7 +87,8 @@ def session_of_process() -> Any:
     """The SparkSession of this process; None without one, and for Spark 3.5 and Spark Connect."""
     # A program without Spark does not import it for this.
     module = sys.modules.get("pyspark.sql")
-    session = module and module.SparkSession._instantiatedSession
+    # A package with nothing but Spark Connect has no such session.
+    session = getattr(getattr(module, "SparkSession", None), "_instantiatedSession", None)
     if session is None or session.sparkContext._jsc is None or version_of(session) < OLDEST_PYSPARK:
         return None
     return session

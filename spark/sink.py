@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +30,11 @@ from .direct_write import DirectWrite, QueueReceipt
 from .row_order import check_row_order
 from .sink_columns import SinkTopic, by_queue, check_columns, check_direct, targets
 from .sink_options import DELIVERIES, Delivery
-from .task_batches import partition_of_task, without_empty
+from .task_batches import Batches, map_in_arrow, partition_of_task, without_empty
 from .task_errors import collect, partitions_of
 
 if TYPE_CHECKING:
     from raymq.cluster.cluster import Cluster
-
-#: argument and result of a task
-Batches = Iterator[pa.RecordBatch]
 
 #: the rows that a task returns, for Spark and for Arrow
 _RECEIPT_FIELDS = [field.name for field in fields(QueueReceipt)]
@@ -141,7 +138,7 @@ def write(
     if sort_by:
         df = df.sortWithinPartitions(*sort_by)
     direct = DirectWrite(topic, write_id, topics[topic], acks, verify)
-    sent = df.mapInArrow(_task(cluster, direct), RECEIPT_SCHEMA)
+    sent = map_in_arrow(df, _task(cluster, direct), RECEIPT_SCHEMA)
     _refuse_random(df)
     if not sort_by:
         # The plan of the rows that are sent: some operators, as limit(), have another plan at the end of a frame.
@@ -187,7 +184,7 @@ def commit_staged(
     if found is None:
         found = _checked_targets(df, while_away(cluster.topics), topic)
     task = _staging_task(cluster, topic, found)
-    texts = [json.loads(row[0]) for row in collect(df.mapInArrow(task, "staged string"))]
+    texts = [json.loads(row[0]) for row in collect(map_in_arrow(df, task, "staged string"))]
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
     committer = Committer(Routes.of(cluster))
     sink_topic = (topic or "") if is_batch else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -10,8 +10,26 @@ import pyarrow as pa
 
 from raymq.store.base.errors import require
 
+#: argument and result of a task
+Batches = Iterator[pa.RecordBatch]
 
-def without_empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:
+
+def map_in_arrow(frame: Any, work: Callable[[Batches], Batches], schema: Any) -> Any:
+    """Call `frame.mapInArrow`, whatever the columns are called: PySpark parses their names, as `a.b`: field b of a.
+
+    Args: `work`: gets the batches under the names of the frame.
+    """
+    names = frame.columns
+    if not any("." in name or "`" in name for name in names):
+        return frame.mapInArrow(work, schema)
+
+    def named(batches: Batches) -> Batches:
+        return work(pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
+
+    return frame.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(named, schema)
+
+
+def without_empty(batches: Batches) -> Batches | None:
     """The batches that have rows; None if there is none. Most tasks of a filtered plan may be empty."""
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)

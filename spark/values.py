@@ -14,7 +14,7 @@ from raymq.cluster.messages.topic_schema import SPARK_TYPES, from_json, spark_ty
 from raymq.store.base.errors import Rejected
 
 from .sink_columns import COLUMNS
-from .task_batches import partition_of_task
+from .task_batches import map_in_arrow, partition_of_task
 
 ValueCodec = Literal["json", "arrow-ipc"]
 CODECS = ("json", "arrow-ipc")
@@ -84,7 +84,7 @@ def to_value(frame: Any, *columns: str, codec: ValueCodec = "json") -> Any:
         return frame.select(*map(_quoted, kept), value.alias("value"))
     schema = _struct([frame.schema[name] for name in kept]).add("value", "binary")
     chosen = frame.select(*map(_quoted, [*kept, *names]))
-    return chosen.mapInArrow(_ipc_encoder(kept, names), schema)
+    return map_in_arrow(chosen, _ipc_encoder(kept, names), schema)
 
 
 def from_value(frame: Any, schema: Any, *, codec: ValueCodec = "json") -> Any:
@@ -139,7 +139,7 @@ def from_value(frame: Any, schema: Any, *, codec: ValueCodec = "json") -> Any:
     names = [name for some in order for name in some]
     fields = {field.name: field for field in [*frame.schema.fields, *_nullable(wanted).fields]}
     made = _struct([fields[name] for name in names])
-    return frame.mapInArrow(_ipc_decoder(names, pa.schema(kinds)), made)
+    return map_in_arrow(frame, _ipc_decoder(names, pa.schema(kinds)), made)
 
 
 def _quoted(name: str) -> Any:

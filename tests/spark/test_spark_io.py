@@ -17,11 +17,13 @@ from raymq.cluster.messages.json_rows import decode_rows, encode_rows
 from raymq.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.spark import (
     from_value,
+    options,
     raydp_session,
     read,
     stream,
     stream_sink,
     to_value,
+    use_format,
     use_java,
     write,
 )
@@ -32,7 +34,13 @@ from raymq.spark.query_checkpoint import QueryCheckpoint
 from tests.support.docstrings import examples
 from tests.support.quick_java import QUICK_JAVA
 from tests.support.ray_environment import ray_environment
-from tests.support.typed_frames import SCHEMA, check_round_trip, check_value_types, typed_frame
+from tests.support.typed_frames import (
+    SCHEMA,
+    check_names,
+    check_round_trip,
+    check_value_types,
+    typed_frame,
+)
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -339,6 +347,22 @@ def test_columns_become_one_value_and_come_back(place, codec):
     check_value_types(place[1], codec)
 
 
+@pytest.mark.parametrize("codec", ["json", "arrow-ipc"])
+def test_columns_with_names_that_spark_parses_become_a_value_and_come_back(place, codec):
+    check_names(place[1], codec)
+
+
+def test_columns_of_a_schema_may_have_names_that_spark_parses(place):
+    cluster, spark = place
+    columns = pa.schema([("a.b", pa.int64()), ("c`d", pa.string())])
+    cluster.create_topic("parsed", queues=1, schema=columns)
+    frame = spark.sql("select 1L as `a.b`, 'x' as `c``d` from range(0, 4, 1, 2)")
+    for delivery in ("direct", "staged"):
+        assert write(frame, cluster, topic="parsed", delivery=delivery).rows == 4
+    found = read(spark, cluster, "parsed").select("`a.b`", "`c``d`").collect()
+    assert [tuple(row) for row in found] == [(1, "x")] * 8
+
+
 def test_what_spark_writes_as_a_value_is_a_row_of_a_schema_and_the_other_way_round(place):
     cluster, spark = place
     cluster.create_topic("by-columns", queues=1, schema=SCHEMA)
@@ -562,14 +586,23 @@ def test_a_stream_that_begins_at_the_end_keeps_its_beginning(place, tmp_path):
     [
         each
         for each in examples()
-        # The options are those of Spark 4's format: tests/spark4/test_writes.py runs their example.
-        if each.name.startswith("raymq.spark") and each.name != "raymq.spark.options"
+        # These are for Spark 4's format: tests/spark4 runs their examples.
+        if each.name.startswith("raymq.spark")
+        and each.name not in ("raymq.spark.options", "raymq.spark.use_format")
     ],
     ids=lambda example: example.name,
 )
 def test_the_example_in_a_docstring_runs(place, example):
     cluster, spark = place
     exec(compile(example.code, example.name, "exec"), {"cluster": cluster, "spark": spark})
+
+
+def test_the_format_needs_a_later_spark(place):
+    cluster, spark = place
+    with pytest.raises(Unavailable, match="needs PySpark 4.1 or later, and this is 3.5"):
+        use_format(spark)
+    # A program of Spark 3.5 may hand them to another one.
+    assert set(options(cluster)) == {"raymq.address", "raymq.token"}
 
 
 @pytest.mark.parametrize("configs", [{}, {"spark.driver.host": "10.0.0.5"}])

@@ -14,7 +14,13 @@ import raymq
 from raymq.spark import from_value, read, stream, stream_sink, to_value, write
 from raymq.store.base.errors import Rejected
 from tests.support.served_shard import ServedShard
-from tests.support.typed_frames import SCHEMA, check_round_trip, check_value_types, typed_frame
+from tests.support.typed_frames import (
+    SCHEMA,
+    check_names,
+    check_round_trip,
+    check_value_types,
+    typed_frame,
+)
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -79,6 +85,7 @@ def test_null_values_round_trip_where_the_topic_allows_them(
 @pytest.mark.parametrize("codec", ["json", "arrow-ipc"])
 def test_columns_become_one_value_and_come_back(spark: Any, codec: Any) -> None:
     check_value_types(spark, codec)
+    check_names(spark, codec)
 
 
 def test_a_stream_reads_the_columns_of_a_schema(

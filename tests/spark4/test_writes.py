@@ -6,16 +6,20 @@ import inspect
 import re
 import shutil
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 
 import raymq.spark
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
 from raymq.spark.load_test import Spark4Engine
 from raymq.store.base.format import STAGED_TOPIC
 from tests.support.served_shard import ServedShard
+from tests.support.waiting import until
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -177,6 +181,38 @@ def test_a_write_that_fails_leaves_nothing_that_readers_see(
     with pytest.raises(Exception, match="no"):
         write(frame, options, topic="failed")
     assert values(shard, "failed") == []
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_write_whose_job_is_cancelled_may_be_repeated(
+    spark: Any, shard: ServedShard, options: dict[str, str], tmp_path: Path, delivery: str
+) -> None:
+    topic, begun = f"cancelled-{delivery}", tmp_path / "begun"
+    shard.cluster.create_topic(topic, queues=2)
+    given = {"topic": topic, "writeId": topic, "delivery": delivery}
+
+    def blocks(batches: Any) -> Any:
+        yield from batches
+        # The task has written some rows, and is killed here.
+        if TaskContext.get().partitionId() == 1:
+            begun.touch()
+            threading.Event().wait(120)
+
+    def cancel() -> None:
+        until(begun.exists, lambda: threading.Event().wait(0.05))
+        spark.sparkContext.cancelAllJobs()
+
+    frame = numbers(spark, 30_000, 2)
+    blocking = frame.mapInArrow(blocks, frame.schema)
+    with ThreadPoolExecutor(1) as pool:
+        cancelled = pool.submit(cancel)
+        with pytest.raises(Exception, match="(?i)cancel"):
+            write(blocking, options, **given)
+        cancelled.result()
+    if delivery == "staged":
+        assert values(shard, topic) == []
+    write(frame, options, **given)
+    assert values(shard, topic) == list(range(30_000))
 
 
 @pytest.mark.parametrize(
@@ -350,4 +386,34 @@ def test_filters_of_a_query_choose_what_is_read(
         assert frame.where("timestamp > now() + interval 1 hour").count() == 0
         assert (plain, frame.where("partition = 0").count()) == (200, 100)
     finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])
+def test_filters_on_time_choose_the_same_rows_in_every_time_zone(
+    spark: Any, shard: ServedShard, options: dict[str, str], zone: str
+) -> None:
+    topic = f"zoned-{zone.replace('/', '-')}"
+    shard.cluster.create_topic(topic, queues=2)
+    for first in range(0, 40, 10):
+        rows = numbers(spark, 40).where(f"value between {first} and {first + 9}")
+        write(rows, options, topic=topic)
+    reader = spark.read.format("raymq").options(**options, subscribe=topic)
+    plain = reader.load()
+    pushed = reader.option("pushDownPredicate", "true").load()
+
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        middle = "cast(percentile_approx(timestamp, 0.5) as string) as at"
+        (row,) = plain.selectExpr(middle).collect()
+        for sign in ("<", "<=", "=", ">=", ">"):
+            condition = f"timestamp {sign} '{row['at']}'"
+            found = [
+                sorted(int(bytes(each["value"])) for each in frame.where(condition).collect())
+                for frame in (plain, pushed)
+            ]
+            assert found[0] == found[1], condition
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")

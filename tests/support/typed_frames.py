@@ -60,6 +60,16 @@ def check_round_trip(before: Any, after: Any) -> None:
     assert texts[0] == texts[1]
 
 
+def check_names(spark: Any, codec: Any) -> None:
+    """Columns whose names Spark would parse become a value and come back."""
+    frame = spark.sql("select 1 as `a.b`, 'x' as `c``d`, 'k' as key, 2 as `e.f`")
+    values = to_value(frame, "a.b", "c`d", codec=codec)
+    assert values.columns == ["key", "e.f", "value"]
+    found = from_value(values, frame.select("`a.b`", "`c``d`").schema, codec=codec)
+    assert found.columns == ["key", "e.f", "a.b", "c`d"]
+    assert [tuple(row) for row in found.collect()] == [("k", 2, 1, "x")]
+
+
 def check_value_types(spark: Any, codec: Any) -> None:
     """`to_value` and `from_value` are inverse of each other, and name what they do not take."""
     frame = typed_frame(spark)
