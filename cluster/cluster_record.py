@@ -22,7 +22,7 @@ from raymq.store.config.store_config import StoreConfig
 
 from .arguments import check_choice, check_number
 from .deploy.placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
-from .paths import ClusterPaths, check_name, home_dir
+from .paths import ClusterPaths, check_may_read, check_name, home_dir
 
 _Value = TypeVar("_Value")
 
@@ -362,8 +362,12 @@ def save_record(paths: ClusterPaths, record: ClusterRecord, files: Files) -> Non
 
 
 def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
-    """The directory's record, None when it has none. Raises: Corrupt on a damaged or newer file."""
+    """The directory's record, None when it has none.
+
+    Raises: Corrupt on a damaged or newer file; Rejected for a directory of another user.
+    """
     if not files.exists(paths.cluster):
+        check_may_read(paths.root)
         return None
 
     try:

@@ -250,6 +250,21 @@ def _not_made(directory: Path, why: str) -> str:
     return f"cannot create the data directory {directory}: {why}. Choose a directory that this user may write"
 
 
+def check_may_read(root: Path) -> None:
+    """Raises: Rejected for a directory whose files this user cannot see. They would seem not to be there."""
+    if not os.path.isdir(root) or os.access(root, os.X_OK):
+        return
+    owner = os.stat(root).st_uid
+    if owner == os.geteuid():
+        return
+    raise Rejected(
+        f"{root} belongs to user {owner}, and this process, of user {os.geteuid()}, may not read it: "
+        "run as the owner, or connect by raymq://host:port with the cluster's token",
+        field="data_dir",
+        path=str(root),
+    )
+
+
 def _foreign_entries(directory: Path, files: Files) -> list[str]:
     """The entries that a first start, interrupted before cluster.json, cannot have left."""
     ours = {"token", "start.lock", "ray.json", "ray.log", "lost+found"}

@@ -346,6 +346,8 @@ class _Leadership:
     uncallable: dict[int, frozenset[int]] = field(default_factory=dict)
     #: when a majority could call this replica last, as far as it knows
     called_ms: int = 0
+    #: it has tried to hand over since
+    has_tried_uncalled: bool = False
     joins: list[_WaitingJoin] = field(default_factory=list)
     #: when the own disk last had stored everything, or more than before
     stored_ms: int = 0
@@ -1031,6 +1033,7 @@ class ElectionMachine:
         self._watch_streams()
         if self.state is ElectionState.LEADER:
             self._watch_calls()
+        if self.state is ElectionState.LEADER:
             self._watch_disk(has_advanced=has_advanced)
         if self.state is not ElectionState.LEADER:
             return
@@ -1105,7 +1108,7 @@ class ElectionMachine:
         """
         leadership, limits = self._leadership, self._limits
         if self._may_be_called(self.me.id):
-            leadership.called_ms = self._now_ms
+            leadership.called_ms, leadership.has_tried_uncalled = self._now_ms, False
             if len(self._callers(self.me.id)) >= majority(len(self._members)):
                 self._uncalled_leaderships = 0
             return
@@ -1114,16 +1117,26 @@ class ElectionMachine:
         if self._is_sole or not is_due or not self.leads or leadership.hand_over_to is not None:
             return
         successor = self.best_successor(is_called=True)
+        if leadership.has_tried_uncalled and successor is not None:
+            # What its log lacks did not reach it in time, and may never do.
+            successor = self._streaming_successor()
         if successor is None:
             return
 
         self._uncalled_leaderships += 1
         leadership.called_ms = self._now_ms
-        self._begin_hand_over(
-            successor,
-            f"no majority could call this replica for {limit_ms} ms, and one can call that replica: does the server "
-            "here listen, and is its certificate in order?",
+        reason = (
+            f"no majority could call this replica for {limit_ms} ms, and one can call replica {successor}: does the "
+            "server here listen, and is its certificate in order?"
         )
+        if not leadership.has_tried_uncalled:
+            leadership.has_tried_uncalled = True
+            self._begin_hand_over(successor, reason)
+            return
+        self._send(ReplicaProcess(successor, 0), TakeOver())
+        self._step_down(reason)
+        # Others have the first try.
+        self._await_leader(times=2)
 
     def _may_be_called(self, replica: int) -> bool:
         """Whether a majority may be able to call a replica: not so many others say that they cannot."""
@@ -1321,11 +1334,16 @@ class ElectionMachine:
 
     def _begin_hand_over(self, to: int, reason: str) -> None:
         """Take no more puts, and wait until the successor's log has all of this one (R16)."""
-        if not self.leads or to not in self._others or to in self._log.uncallable:
-            # A successor that cannot be called would neither get the rest of the log nor be asked to take over.
+        if not self.leads or to not in self._others:
+            return
+        leadership = self._leadership
+        streamed_ms = leadership.streamed_ms.get(to, leadership.since_ms)
+        is_silent = self._now_ms - streamed_ms > self._limits.majority_silence_ms
+        if to in self._log.uncallable and is_silent:
+            # The successor would neither get the rest of the log nor be asked to take over. A connection that is open
+            # already does both.
             return
 
-        leadership = self._leadership
         leadership.hand_over_to = to
         wait_ms = self._limits.hand_over_ms + 2 * self._slowest_ms
         leadership.hand_over_until_ms = self._now_ms + wait_ms

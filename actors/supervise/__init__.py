@@ -5,6 +5,7 @@ lease         the lease of one role, as CommitLog sees it
 elections     the election machine of the replica, with its ballot on disk
 ballot        the replica's ballot on disk, for its other processes
 election_peers  carries messages of elections to the other replicas
+callable_peers  finds out which other replicas can be called
 log_repair    mends damaged bytes of the log with those of other replicas
 role          what the process does while it leads, or while it follows
 dispatcher    dispatches confirmed messages, and holds reads that wait

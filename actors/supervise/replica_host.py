@@ -48,6 +48,7 @@ from raymq.store.log.scrub import scrub_of_log
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES
 
+from .callable_peers import CallablePeers
 from .dispatcher import Dispatcher
 from .election_peers import ElectionPeers, PeerCalls
 from .elections import Elections
@@ -184,9 +185,11 @@ class ReplicaHost:
         #: mends damage with the bytes of other replicas; None: there are none
         self.repair: LogRepair | None = None
         self._peers: ElectionPeers | None = None
+        self._callable: CallablePeers | None = None
         if connect_peer is not None and self.sole_candidate is None:
             others = [each for each in self.members if each != self._replica_id]
             self._peers = ElectionPeers(others, connect_peer, receive=self._take_answer)
+            self._callable = CallablePeers(others, connect_peer)
 
         self.supervisor = Supervisor(
             root,
@@ -748,11 +751,13 @@ class ReplicaHost:
         if self._peers is not None:
             # Before the ack loop: the first question of the preferred replica would be lost, and repeated only after
             # the time of an election.
-            peers = self._peers
-            self.elections.send_frame = peers.send
-            self.elections.uncallable = lambda: peers.uncallable
-            self.elections.on_heard = peers.hear
-            peers.start()
+            self.elections.send_frame = self._peers.send
+            self._peers.start()
+        if self._callable is not None:
+            found = self._callable
+            self.elections.uncallable = lambda: found.uncallable
+            self.elections.on_heard = found.hear
+            found.start()
         self._start_role_threads()
         for thread in self._threads:
             thread.start()
@@ -947,7 +952,7 @@ class ReplicaHost:
 
     def _active_failures(self) -> dict[str, str]:
         found = {**self.failures.as_status(), **self.role.failures()}
-        refused = {} if self._peers is None else self._peers.refused_certificates()
+        refused = {} if self._callable is None else self._callable.refused_certificates()
         if refused:
             found["certificates"] = "; ".join(
                 f"replica {replica} cannot be called, and leads only if no other can: {refusal}"
@@ -1015,6 +1020,8 @@ class ReplicaHost:
         self.role.stop()
         if self._peers is not None:
             self._peers.close()
+        if self._callable is not None:
+            self._callable.close()
         self.scrub.wake()
         if self.repair is not None:
             self.repair.wake()

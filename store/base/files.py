@@ -68,6 +68,8 @@ class Files:
         #: the memory file of `gather`, and its map. Guarded by `_gather_lock`
         self._gathered: tuple[int, mmap.mmap] | None = None
         self._gather_lock = threading.Lock()
+        #: of the kernel, once it was read: a process does not outlive its boot, and may run out of descriptors
+        self._boot_id = ""
 
     # --- descriptors ------------------------------------------------------------------------------
 
@@ -519,18 +521,20 @@ class Files:
 
         Raises: Unavailable if the kernel does not say. A guess would trust a page cache that is gone.
         """
+        if self._boot_id:
+            return self._boot_id
         fault = "is empty"
         try:
-            found = self.read_file(BOOT_ID_PATH).decode().strip()
+            self._boot_id = self.read_file(BOOT_ID_PATH).decode().strip()
         except OSError as error:
-            found, fault = "", f"cannot be read ({error.strerror})"
-        if not found:
+            fault = f"cannot be read ({error.strerror})"
+        if not self._boot_id:
             raise Unavailable(
                 f"{BOOT_ID_PATH} {fault}, so a reboot looks like a restart; mount the kernel's /proc",
                 field="boot_id",
                 path=BOOT_ID_PATH,
             )
-        return found
+        return self._boot_id
 
     def boot_id_hash(self) -> int:
         """The boot id in 63 bits, for fields of 8 bytes. Raises: as `boot_id`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -234,6 +235,16 @@ def test_a_cluster_is_remembered_as_it_was_made(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_record_has_no_cluster(tmp_path: Path) -> None:
     assert load_record(paths.ClusterPaths(tmp_path), Files()) is None
+
+
+def test_a_directory_of_another_user_does_not_look_like_one_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(Rejected, match=r"belongs to user \d+, and this process.* run as the owner"):
+        load_record(paths.ClusterPaths(tmp_path), Files())
+    assert load_record(paths.ClusterPaths(tmp_path / "not-made"), Files()) is None
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"format": 1}', '{"format": 2, "name": "x"}'])

@@ -15,16 +15,15 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.replica import open_replica
-from raymq.actors.supervise import election_peers
-from raymq.actors.supervise.election_peers import ElectionPeers
+from raymq.actors.supervise import callable_peers
+from raymq.actors.supervise.callable_peers import CallablePeers
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.transport.flight_client import ReplicaCalls, ReplicaTransport, ShardConnection
-from raymq.cluster.transport.flight_server import Server, serve
+from raymq.cluster.transport.flight_server import serve
 from raymq.replication.election import ElectionLimits, FollowerHeard
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.log.mending.fitting import SoundBytes
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.clock import ManualClock
 from tests.support.replica_pair import wait_until
@@ -56,7 +55,6 @@ class Shard:
     def __init__(self, root: Path, undo: contextlib.ExitStack) -> None:
         self.root = root
         self.hosts: dict[int, ReplicaHost] = {}
-        self.servers: dict[int, Server] = {}
         self.endpoints: dict[int, str] = {}
         self._undo = undo
         self._transport = ReplicaTransport(TOKEN, cluster_id="c", shard=0)
@@ -80,14 +78,18 @@ class Shard:
         )
         self._undo.callback(host.close, 0.0)
         host.elections.can_stream = lambda: True
+        port = self.serve(replica, certificates, patch)
+        self.endpoints.setdefault(replica, f"tls://127.0.0.1:{port}")
+
+    def serve(self, replica: int, certificates: Certificates, patch: pytest.MonkeyPatch) -> int:
+        """Serve a replica at another port, too. Returns: the port."""
         with patch.context() as node:
             for name, value in certificates.environment().items():
                 if not name.endswith("CA_CERT"):
                     node.setenv(name, value)
-            server = serve(host, host="127.0.0.1", port=0, token=TOKEN, tls=True)
+            server = serve(self.hosts[replica], host="127.0.0.1", port=0, token=TOKEN, tls=True)
         self._undo.callback(server.close)
-        self.servers[replica] = server
-        self.endpoints.setdefault(replica, f"tls://127.0.0.1:{server.port}")
+        return server.port
 
     def _connect(self, replica: int) -> ReplicaCalls:
         if replica not in self.endpoints:
@@ -135,9 +137,9 @@ def shard(
     trusted.write_text("".join(path.read_text() for path in known))
     monkeypatch.setenv("RAY_TLS_CA_CERT", str(trusted))
     # A tenth of what it is live.
-    monkeypatch.setattr(election_peers, "UNANSWERED_MS", 500)
-    monkeypatch.setattr(election_peers, "QUESTION_S", 0.3)
-    monkeypatch.setattr(election_peers, "QUESTION_AGAIN_S", 0.1)
+    monkeypatch.setattr(callable_peers, "UNANSWERED_MS", 500)
+    monkeypatch.setattr(callable_peers, "QUESTION_S", 0.3)
+    monkeypatch.setattr(callable_peers, "QUESTION_AGAIN_S", 0.1)
     with contextlib.ExitStack() as undo:
         yield Shard(tmp_path, undo)
 
@@ -188,6 +190,21 @@ def test_three_replicas_with_sound_certificates_call_each_other(
         wait_until(lambda host=host: host.status()["uncallable"] == [], "it calls all")
 
 
+def test_a_leader_whose_certificate_expires_hands_over_although_open_connections_work(
+    shard: Shard, certificates: dict[str, Certificates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for replica in range(3):
+        shard.start(replica, certificates["sound"], monkeypatch)
+    wait_until(lambda: shard.leads(0, 1, 2), "a replica leads")
+    (former,) = [each for each in range(3) if shard.leads(each)]
+    port = shard.serve(former, certificates["expired"], monkeypatch)
+    # The connections of elections stay, and new ones go there.
+    shard.endpoints[former] = f"tls://127.0.0.1:{port}"
+    others = [each for each in range(3) if each != former]
+    wait_until(lambda: shard.leads(*others), "a replica leads that clients can call")
+    assert shard.hosts[former].status()["uncallable"] == []
+
+
 # --- the outcomes of calls ------------------------------------------------------------------------
 
 
@@ -204,12 +221,6 @@ class Calls:
             raise self.outcome
         return self.outcome
 
-    def elect(self, frame: bytes, timeout_s: float) -> list[bytes]:
-        return [b""] * self.replica_id(timeout_s)
-
-    def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
-        raise NotImplementedError
-
     def close(self) -> None:
         return
 
@@ -218,11 +229,10 @@ class Peers:
     """Those of replica 0, one of which the test lets call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(election_peers, "QUESTION_S", 0.01)
-        monkeypatch.setattr(election_peers, "QUESTION_AGAIN_S", 0.01)
-        monkeypatch.setattr(election_peers, "RETRY_S", 0.01)
+        monkeypatch.setattr(callable_peers, "QUESTION_S", 0.01)
+        monkeypatch.setattr(callable_peers, "QUESTION_AGAIN_S", 0.01)
         self.calls = Calls()
-        self.peers = ElectionPeers([1], lambda replica: self.calls, receive=lambda frame: None)
+        self.peers = CallablePeers([1], lambda replica: self.calls)
         self.clock = ManualClock()
         self.peers._peers[1]._clock = self.clock
 
@@ -250,11 +260,11 @@ def test_a_replica_that_answers_no_call_for_seconds_cannot_be_called(
     peers: Peers, error: Exception
 ) -> None:
     assert peers.call(error) == frozenset()
-    assert peers.call(error, after_ms=election_peers.UNANSWERED_MS - 1) == frozenset()
+    assert peers.call(error, after_ms=callable_peers.UNANSWERED_MS - 1) == frozenset()
     assert peers.call(error, after_ms=1) == {1}
     assert peers.peers.refused_certificates() == {}
     assert peers.call(1) == frozenset()
-    assert peers.call(error, after_ms=election_peers.UNANSWERED_MS - 1) == frozenset()
+    assert peers.call(error, after_ms=callable_peers.UNANSWERED_MS - 1) == frozenset()
 
 
 def test_a_refused_certificate_counts_at_once_until_one_is_accepted(peers: Peers) -> None:
@@ -269,21 +279,21 @@ def test_a_refused_certificate_counts_at_once_until_one_is_accepted(peers: Peers
 
 def test_a_replica_that_refuses_a_call_itself_can_be_called(peers: Peers) -> None:
     assert peers.call(Unavailable("refused"), after_ms=0) == frozenset()
-    assert peers.call(Unavailable("refused"), after_ms=election_peers.UNANSWERED_MS) == {1}
+    assert peers.call(Unavailable("refused"), after_ms=callable_peers.UNANSWERED_MS) == {1}
     assert peers.call(Rejected("wrong token", field="token")) == frozenset()
 
 
 def test_another_replica_at_its_address_is_no_answer(peers: Peers) -> None:
     peers.call(2)
-    assert peers.call(2, after_ms=election_peers.UNANSWERED_MS) == {1}
+    assert peers.call(2, after_ms=callable_peers.UNANSWERED_MS) == {1}
 
 
 def test_what_failed_before_a_new_process_called_says_nothing_about_it(peers: Peers) -> None:
     error = Unavailable("refused")
     peers.call(error)
-    assert peers.call(error, after_ms=election_peers.UNANSWERED_MS) == {1}
+    assert peers.call(error, after_ms=callable_peers.UNANSWERED_MS) == {1}
     peers.peers.hear(ReplicaProcess(1, 7))
     assert peers.call(error) == frozenset()
-    assert peers.call(error, after_ms=election_peers.UNANSWERED_MS) == {1}
+    assert peers.call(error, after_ms=callable_peers.UNANSWERED_MS) == {1}
     peers.peers.hear(ReplicaProcess(1, 7))
     assert peers.call(error) == {1}

@@ -143,11 +143,38 @@ def test_a_hand_over_goes_to_no_replica_that_no_majority_can_call() -> None:
 
 def test_a_leader_takes_puts_on_when_asked_to_hand_over_to_a_replica_that_it_cannot_call() -> None:
     replica = led()
-    replica.log = replica.log._replace(uncallable=frozenset({1}))
+    for _ in range(0, 2 * LIMITS.majority_silence_ms, LIMITS.heartbeat_ms):
+        replica.tick(LIMITS.heartbeat_ms)
+        replica.step(r.FollowerHeard(2, replica.machine.epoch, replica.log.durable, True))
+    replica.log = replica.log._replace(uncallable=frozenset({1, 2}))
+    replica.effects = []
     replica.step(r.HandOver(1))
     assert not replica.effects
+    # Its log stream is open.
     replica.step(r.HandOver(2))
     assert replica.had(r.StopPuts)
+
+
+def test_a_leader_that_none_can_call_steps_down_if_the_others_do_not_get_the_rest_of_its_log() -> (
+    None
+):
+    replica = led()
+    replica.log = replica.log._replace(end=200)
+    answer(replica, {1: (0,), 2: (0,)}, ms=LIMITS.uncalled_ms + 2 * LIMITS.hand_over_ms)
+    assert replica.had(r.ResumePuts)
+    assert not replica.sent(wire.TakeOver)
+    answer(replica, {1: (0,), 2: (0,)}, ms=2 * LIMITS.uncalled_ms)
+    (down,) = replica.had(r.StepDown)
+    assert isinstance(down, r.StepDown)
+    assert "certificate" in down.reason
+    assert [each.addressee.id for each in replica.sent(wire.TakeOver)] == [1]
+
+
+def test_a_leader_that_can_open_no_connection_hands_over_by_those_that_are_open() -> None:
+    replica = led()
+    replica.log = replica.log._replace(uncallable=frozenset({1, 2}))
+    answer(replica, {1: (0,), 2: (0,)}, ms=2 * LIMITS.uncalled_ms)
+    assert {each.addressee.id for each in replica.sent(wire.TakeOver)} == {1}
 
 
 def test_a_follower_says_which_replicas_it_cannot_call() -> None:

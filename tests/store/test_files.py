@@ -352,6 +352,14 @@ def test_a_boot_has_one_hash_that_fits_a_field(real):
     assert 0 < real.boot_id_hash() < 2**63
 
 
+def test_the_id_of_a_boot_is_read_once_and_known_without_a_free_descriptor(monkeypatch, tmp_path):
+    files = Files()
+    known = files.boot_id_hash()
+    monkeypatch.setattr("raymq.store.base.files.BOOT_ID_PATH", str(tmp_path / "missing"))
+    assert files.boot_id_hash() == known
+    assert len(files.boot_id()) == 36
+
+
 @pytest.mark.parametrize("content", [None, b"\n"])
 def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
     missing = tmp_path / "boot_id"
