@@ -1,4 +1,4 @@
-"""How late the messages of living processes come: what the patience of elections follows."""
+"""How late the messages of living processes come, and how long others wait for them."""
 
 from __future__ import annotations
 
@@ -34,3 +34,21 @@ class SlowestDelay:
     def _at(self, now_ms: int) -> float:
         age_ms = now_ms - self._noted_at_ms
         return self._noted * math.pow(0.5, age_ms / self._halving_ms)
+
+
+class CallTimeout:
+    """How long a call of another replica waits for its answer: twice as long after each one that came too late."""
+
+    def __init__(self, *, least_ms: int, most_ms: int) -> None:
+        self._least_ms = least_ms
+        self._most_ms = most_ms
+        self.value_ms = least_ms
+
+    def note_answer(self, took_ms: int) -> None:
+        """Take a call that was answered in time: four times as long is enough for the next one."""
+        self.value_ms = min(self.value_ms, max(self._least_ms, 4 * took_ms))
+
+    def note_failure(self, took_ms: int) -> None:
+        """Take a call that failed. One that failed at once found nothing that listens, and waits no longer."""
+        if took_ms >= self.value_ms:
+            self.value_ms = min(2 * self.value_ms, self._most_ms)

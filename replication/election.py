@@ -631,14 +631,19 @@ class ElectionMachine:
             gap_ms = self._now_ms - self._leader_heard_ms
             self._delay.note(gap_ms - self._limits.heartbeat_ms, self._now_ms)
 
-    def _measure_majority(self) -> None:
-        """Note for how long a leader had no answers of a majority, when one comes."""
-        heard_ms = self._leadership.heard_ms
-        heard = sorted((heard_ms[each] for each in heard_ms if each != self.me.id), reverse=True)
-        others = majority(len(self._members)) - 1
-        if 0 < others <= len(heard):
-            gap_ms = self._now_ms - heard[others - 1]
+    def _hear(self, replica: int) -> None:
+        """Note an answer to this leader, and for how long no majority had answered, if one has now."""
+        heard_ms, before_ms = self._leadership.heard_ms, self._majority_heard_ms()
+        heard_ms[replica] = self._now_ms
+        if 0 < before_ms < self._majority_heard_ms():
+            gap_ms = self._majority_heard_ms() - before_ms
             self._delay.note(gap_ms - self._limits.heartbeat_ms, self._now_ms)
+
+    def _majority_heard_ms(self) -> int:
+        """Since when a majority has answered, this replica included; 0: none has in this leadership."""
+        heard_ms, needed = self._leadership.heard_ms, majority(len(self._members)) - 1
+        others = sorted((heard_ms[each] for each in heard_ms if each != self.me.id), reverse=True)
+        return others[needed - 1] if 0 < needed <= len(others) else 0
 
     def _send(self, addressee: ReplicaProcess, message: wire.Election) -> None:
         """Send one message under this replica's epoch."""
@@ -1020,7 +1025,8 @@ class ElectionMachine:
         silence_ms = limits.stream_silence_ms << min(self._silent_leaderships, MOST_DOUBLINGS)
         silence_ms += 3 * self._slowest_ms
         is_old = self._now_ms - leadership.since_ms > silence_ms
-        if is_old and self._misses_majority(leadership.streamed_ms, silence_ms):
+        is_silent = self._misses_majority(leadership.streamed_ms, silence_ms)
+        if is_old and is_silent and self._streaming_replicas():
             self._silent_leaderships += 1
             self._step_down(
                 f"the log streams reached no majority for {silence_ms} ms, although a majority "
@@ -1080,26 +1086,40 @@ class ElectionMachine:
         # Others have the first try.
         self._await_leader(times=2)
 
-    def _streaming_successor(self) -> int | None:
-        """The replica with the most of this log that could stream, if enough would vote for it."""
+    def _streaming_replicas(self) -> dict[int, int]:
+        """The replicas that answer and could lead, and stream their logs -> the durable end of each."""
         leadership = self._leadership
-        ends = {
+        return {
             replica: leadership.durable_ends.get(replica, 0)
             for replica, (_, is_complete) in leadership.answers.items()
-            if is_complete and self._now_ms - leadership.heard_ms[replica] <= self._silence_ms
+            if is_complete
+            and replica in self._electable
+            and replica not in leadership.not_streaming
+            and self._now_ms - leadership.heard_ms[replica] <= self._silence_ms
         }
+
+    def _streaming_successor(self, *, is_called: bool = False) -> int | None:
+        """The replica with the most of this log that could stream, if enough would vote for it.
+
+        Args: `is_called`: as of `best_successor`.
+        """
+        leadership = self._leadership
+        can_be_called = self._could_be_called if is_called else self._may_be_called
         able = [
             (end, -replica)
-            for replica, end in ends.items()
-            if replica in self._electable
-            and replica not in leadership.not_streaming
-            and self._may_be_called(replica)
+            for replica, end in self._streaming_replicas().items()
+            if can_be_called(replica)
         ]
         if not able:
             return None
         most, number = max(able)
-        voters = sum(end <= most for end in ends.values()) + (most >= self._log.end)
-        return -number if voters >= majority(len(self._members)) else None
+        voters = [
+            leadership.durable_ends.get(replica, 0) <= most
+            for replica, (_, is_complete) in leadership.answers.items()
+            if is_complete and self._now_ms - leadership.heard_ms[replica] <= self._silence_ms
+        ]
+        enough = majority(len(self._members))
+        return -number if sum(voters) + (most >= self._log.end) >= enough else None
 
     def _watch_calls(self) -> None:
         """Let another replica lead when no majority can call this one, and one can call that other (R16).
@@ -1119,7 +1139,7 @@ class ElectionMachine:
         successor = self.best_successor(is_called=True)
         if leadership.has_tried_uncalled and successor is not None:
             # What its log lacks did not reach it in time, and may never do.
-            successor = self._streaming_successor()
+            successor = self._streaming_successor(is_called=True)
         if successor is None:
             return
 
@@ -1290,8 +1310,7 @@ class ElectionMachine:
             return
 
         leadership = self._leadership
-        self._measure_majority()
-        leadership.heard_ms[sender.id] = self._now_ms
+        self._hear(sender.id)
         if message.number > leadership.answers.get(sender.id, (0, False))[0]:
             leadership.answers[sender.id] = message.number, message.is_complete
             leadership.uncallable[sender.id] = frozenset(message.uncallable)
@@ -1338,7 +1357,7 @@ class ElectionMachine:
             return
         leadership = self._leadership
         streamed_ms = leadership.streamed_ms.get(to, leadership.since_ms)
-        is_silent = self._now_ms - streamed_ms > self._limits.majority_silence_ms
+        is_silent = self._now_ms - streamed_ms > self._silence_ms
         if to in self._log.uncallable and is_silent:
             # The successor would neither get the rest of the log nor be asked to take over. A connection that is open
             # already does both.

@@ -165,8 +165,9 @@ class CommitLogActor:
                 return False
             aside = begin_again(Path(spec["data_dir"]), files=Files(), clock=Clock())
         except (RayMQError, OSError) as failure:
+            # It is tried again: a start waits on.
             logger.warning("the damaged store cannot be moved aside: %s", failure)
-            aside = None
+            return False
         if aside is None:
             self._may_begin_again = False
             return False

@@ -15,15 +15,17 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from raymq.replication.delays import CallTimeout
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
 from raymq.store.log.mending.fitting import SoundBytes
 
 logger = logging.getLogger("raymq.elections")
 
 #: messages to one replica that wait while a call is under way. A newer one makes older ones worthless
-QUEUED_MAX = 8
-#: how long a call may take: a message that is older than an election is worthless
-CALL_TIMEOUT_S = 1.0
+QUEUED_MAX = 3
+#: how long a call may take. An answer that comes too late is lost, so calls wait longer where answers come late
+CALL_MS_LEAST, CALL_MS_MOST = 1_000, 8_000
 #: from a failed call to the next one
 RETRY_S = 0.1
 
@@ -101,16 +103,20 @@ class _Peer:
 
     def _run(self) -> None:
         calls: PeerCalls | None = None
+        timeout, clock = CallTimeout(least_ms=CALL_MS_LEAST, most_ms=CALL_MS_MOST), Clock()
         while (frame := self._take()) is not None:
             # A connection that was used before may lead to a process that has ended: a new one is tried at once.
             tries = 1 if calls is None else 2
 
             for _ in range(tries):
+                begun_ms = clock.monotonic_ms()
                 try:
                     calls = calls or self._connect(self._replica)
-                    answers = calls.elect(frame, CALL_TIMEOUT_S)
+                    answers = calls.elect(frame, timeout.value_ms / 1000)
+                    timeout.note_answer(clock.monotonic_ms() - begun_ms)
                     break
                 except Exception as error:
+                    timeout.note_failure(clock.monotonic_ms() - begun_ms)
                     # Whatever it is, the message is lost as in a broken network. The thread must stay.
                     expected = isinstance(error, (RayMQError, OSError))
                     level = logging.DEBUG if expected else logging.ERROR

@@ -19,6 +19,7 @@ from typing import Any
 from raymq.replication.election import (
     Ballot,
     CheckAsked,
+    ElectionEffect,
     ElectionEvent,
     ElectionLimits,
     ElectionMachine,
@@ -105,6 +106,8 @@ class Elections:
         self._machine = ElectionMachine(
             me, members, ballot, candidates=candidates, limits=limits, is_preferred=is_preferred
         )
+        #: the machine knows of a sync that has failed
+        self._has_failed = False
         #: messages of steps whose ballot is not on disk yet
         self._unsent: list[SendElection] = []
         self._ticked_ms = -TICK_MS
@@ -174,9 +177,7 @@ class Elections:
 
     def leave(self) -> None:
         """Lead no more, because this process writes nothing more. After a failed sync it votes. Raises: OSError."""
-        log = self._log
-        is_kept = not log.sync_failed or log.synced >= own_durable(log.config.flush, log.ends)
-        self.step(OwnSyncFailed(is_complete=is_kept))
+        self.step(OwnSyncFailed())
 
     def tick(self) -> None:
         """Let the machine do what is due by the time, when the last tick is TICK_MS old. Raises: OSError."""
@@ -290,7 +291,8 @@ class Elections:
         changes: list[str] = []
         with self._put_lock:
             led = self.elected_epoch
-            effects = machine.step(event, self._clock.monotonic_ms(), self._facts())
+            now_ms, facts = self._clock.monotonic_ms(), self._facts()
+            effects = [*self._note_failed_sync(now_ms, facts), *machine.step(event, now_ms, facts)]
             # From here on no byte of an older epoch is written.
             self._log.epoch_floor = machine.epoch
             for effect in effects:
@@ -318,6 +320,19 @@ class Elections:
             self.on_change()
         return sends
 
+    def _note_failed_sync(self, now_ms: int, facts: LogFacts) -> list[ElectionEffect]:
+        """Tell the machine of a failed sync before any other event. Callers: with the put lock held.
+
+        From here on the facts are those of what is synced. A log that was reported as durable above that lacks it: no
+        vote, and no answer to a join, may come between.
+        """
+        log = self._log
+        if not log.sync_failed or self._has_failed:
+            return []
+        self._has_failed = True
+        is_complete = log.synced >= own_durable(log.config.flush, log.ends)
+        return self._machine.step(OwnSyncFailed(is_complete=is_complete), now_ms, facts)
+
     def _post(self, send: SendElection) -> None:
         self.send_frame(send.addressee.id, self._encode(send))
 
@@ -344,10 +359,20 @@ class Elections:
 
     def _facts_of_synced(self) -> LogFacts:
         """Of a log of which a sync has failed: nothing above its synced end can be trusted, and nothing is written."""
-        log = self._log
-        last = log.chain.unit_at(log.synced - 1)
-        epoch = 0 if last is None else last.epoch
-        return LogFacts(epoch, log.synced, log.synced, is_writable=False, can_stream=False)
+        log, epoch = self._log, 0
+        if log.synced > log.start:
+            last = log.chain.unit_at(log.synced - 1)
+            # Without a unit the epoch is not known: the sync that failed was perhaps that of a cut. None is higher than
+            # that of the ballot.
+            epoch = self._machine.epoch if last is None else last.epoch
+        return LogFacts(
+            epoch,
+            log.synced,
+            log.synced,
+            is_writable=False,
+            can_stream=False,
+            uncallable=self.uncallable(),
+        )
 
 
 def _read_ballot(

@@ -567,7 +567,8 @@ class ReplicaHost:
         A replica of which a sync has failed still answers, by what it had synced before: others need its vote.
         Raises: Rejected for a frame of another shard; Unavailable when nothing is answered any more.
         """
-        if self._stopping or not self.log.sync_failed:
+        votes_on = self.log.sync_failed and not isinstance(self.stop_error, (Corrupt, Bug))
+        if self._stopping or not votes_on:
             self.check_serving()
         return self.elections.receive(frame)
 

@@ -24,10 +24,12 @@ from raymq.actors.shared.control_block import FollowerProgress
 from raymq.actors.shared.heartbeat import ITERATION_MAX_MS
 from raymq.actors.supervise import dispatcher
 from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.replication import wire
 from raymq.replication.election import ElectionLimits, FollowerHeard, LeaderLost
 from raymq.replication.incarnation import make_incarnation
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
+    Corrupt,
     DeliveryUnknown,
     OffsetOutOfRange,
     RayMQError,
@@ -93,6 +95,7 @@ class Shard:
         #: errors that the next calls of other replicas raise
         self.faults: list[Exception] = []
         self._incarnation = 0
+        self.roles: tuple[str, ...] = ("group_commit", "replication")
         #: epoch -> replicas that led it
         self.led: dict[int, set[int]] = {}
 
@@ -118,7 +121,7 @@ class Shard:
             },
             generations=generations,
             is_new_complete=is_new_complete,
-            roles=("group_commit", "replication"),
+            roles=self.roles,
             members=range(self.members),
             candidates=range(self.members),
             connect_peer=lambda other: Link(self, replica, other),
@@ -278,6 +281,83 @@ def test_the_third_replica_leads_after_the_syncs_of_two_have_failed_one_after_th
         wait_until(lambda: shard.hosts[failed[-1]].state == "READ_ONLY", "it has stopped")
         shard.wait_leader(other_than=leading)
     assert shard.wait_leader() not in failed
+
+
+@pytest.fixture
+def async_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
+    monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, flush="async"))
+    made = Shard(tmp_path)
+    made.roles = ("flush_real_time", "replication")
+    yield made
+    made.close()
+
+
+def ask_vote(host: ReplicaHost, recency: tuple[int, int]) -> wire.VoteReply:
+    """A candidate with a log that ends so asks for a vote. Raises: Unavailable."""
+    candidate = wire.ReplicaProcess((host.elections.me.id + 1) % 3, make_incarnation(0, 999))
+    header = wire.FrameHeader(
+        wire.cluster_key("c"),
+        0,
+        candidate,
+        wire.ReplicaProcess(host.elections.me.id, 0),
+        host.elections.epoch + 1,
+        0,
+    )
+    (answer,) = host.elect(wire.encode(header, wire.RequestVote(*recency)))
+    _, reply = wire.decode(answer)
+    assert isinstance(reply, wire.VoteReply)
+    return reply
+
+
+def test_no_vote_of_a_replica_whose_sync_failed_counts_as_complete_before_that_is_noted(
+    async_shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async_shard.start_all()
+    host = async_shard.hosts[async_shard.wait_leader()]
+    host.store.create_topic("t", 1, [0])
+    log = host.log
+    assert log.synced < log.end
+    # The disk is slow: the note of the failed sync takes a while.
+    entered, go = threading.Event(), threading.Event()
+    update = log.meta.update
+
+    def update_slowly(values: dict[str, Any]) -> None:
+        if "poisoned" in values:
+            entered.set()
+            go.wait(TIMEOUT_S)
+        update(values)
+
+    monkeypatch.setattr(log.meta, "update", update_slowly)
+    host.supervisor.poison("fdatasync: errno 5")
+    assert entered.wait(TIMEOUT_S)
+    reply = ask_vote(host, (log.last_epoch, log.synced))
+    go.set()
+    assert not (reply.granted and reply.is_complete)
+    wait_until(lambda: not host.elections.is_complete, "it is not complete")
+
+
+def test_a_replica_that_stopped_for_damage_gives_no_vote_after_a_failed_sync(
+    async_shard: Shard,
+) -> None:
+    async_shard.start_all()
+    host = async_shard.hosts[async_shard.wait_leader()]
+    host.fail(Corrupt("a bad sector", rule="crc"))
+    host.log.poison("fdatasync: errno 5")
+    with pytest.raises(Unavailable, match="a bad sector"):
+        ask_vote(host, (host.log.last_epoch, host.log.end))
+
+
+def test_a_replica_whose_chain_ends_below_what_is_synced_votes_for_no_older_log(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    host = shard.hosts[shard.wait_leader()]
+    host.log.sync()
+    host.supervisor.poison("fdatasync: errno 5")
+    wait_until(lambda: host.state == "READ_ONLY", "it has stopped")
+    # As after a cut of which the sync has failed: the chain is cut to the unit before.
+    host.log.chain.truncate_to(0)
+    assert not ask_vote(host, (0, host.log.end + 1)).granted
 
 
 def test_a_leader_that_stops_writing_serves_no_reads_that_a_new_leader_may_contradict(

@@ -36,7 +36,14 @@ def test_the_third_replica_leads_after_the_syncs_of_two_failed_one_after_the_oth
     assert second is not first
     fail(script, second)
     script.run(8_000)
-    assert script.leader() not in (first, second)
+    third = script.leader()
+    assert third not in (first, second)
+
+    # No other one could lead, although its log streams reach no majority.
+    elections = script.world.elections
+    script.run(300_000)
+    assert script.leader() is third
+    assert script.world.elections == elections
 
 
 def test_writes_go_on_once_one_of_both_begins_again():
@@ -71,6 +78,16 @@ def test_a_replica_whose_sync_failed_votes_for_no_log_that_lacks_what_it_had_syn
     script.run(20_000)
     assert behind.replica is not None
     assert behind.replica.state is not ElectionState.LEADER
+
+
+def test_a_replica_whose_sync_failed_says_whom_it_cannot_call():
+    script = Script(3, ElectionMachine)
+    first = run_and_put(script)
+    sound, other = [node for node in script.nodes if node is not first]
+    fail(script, other)
+    script.world.close_server(first, range(3))
+    script.run(60_000)
+    assert script.leader() is sound
 
 
 def test_a_replica_whose_sync_failed_asks_for_no_votes_when_the_leader_asks_it_to():

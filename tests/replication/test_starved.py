@@ -12,7 +12,7 @@ import pytest
 
 from raymq.replication import election as r
 from raymq.replication import wire
-from raymq.replication.delays import SlowestDelay
+from raymq.replication.delays import CallTimeout, SlowestDelay
 from raymq.replication.election import ElectionLimits, ElectionState
 from tests.replication.simulate import mutants
 from tests.replication.simulate.starved import run_starved
@@ -129,6 +129,21 @@ def test_a_leader_that_gets_late_answers_of_a_majority_stays():
     assert replica.machine.leads
 
 
+@pytest.mark.parametrize("answering", [(), (1,)])
+def test_a_leader_of_five_that_hears_too_few_steps_down_in_time(answering: tuple[int, ...]):
+    replica = leader(5)
+    for _ in range(10):
+        replica.tick(LIMITS.heartbeat_ms)
+        for other in (1, 2, 3, 4):
+            replica.hear(other, wire.CheckLeaderReply(replica.machine.check_number, True))
+    begun_ms = replica.now_ms
+    while replica.machine.leads:
+        replica.tick(100)
+        for other in answering:
+            replica.hear(other, wire.CheckLeaderReply(replica.machine.check_number, True))
+    assert replica.now_ms - begun_ms <= LIMITS.majority_silence_ms + 100
+
+
 def test_late_answers_of_one_of_two_followers_tell_a_leader_nothing():
     replica = leader()
     for _ in range(20):
@@ -195,3 +210,16 @@ def test_the_slowest_delay_is_never_above_its_limit_nor_below_what_is_left_of_it
         after = delay.value_ms(now_ms)
         assert before <= after <= max(before, min(noted, 5_000, 2 * before + 502))
     assert delay.value_ms(now_ms + 10_000) in (after // 2, after // 2 + 1)
+
+
+def test_a_call_waits_longer_after_those_that_were_answered_too_late_and_not_after_refused_ones():
+    timeout = CallTimeout(least_ms=1_000, most_ms=8_000)
+    timeout.note_failure(2)
+    assert timeout.value_ms == 1_000
+    for expected in (2_000, 4_000, 8_000, 8_000):
+        timeout.note_failure(timeout.value_ms)
+        assert timeout.value_ms == expected
+    timeout.note_answer(1_500)
+    assert timeout.value_ms == 6_000
+    timeout.note_answer(20)
+    assert timeout.value_ms == 1_000

@@ -9,8 +9,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from typing import NamedTuple
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
+from raymq.actors.supervise.election_peers import CALL_MS_LEAST, CALL_MS_MOST, QUEUED_MAX
+from raymq.replication.delays import CallTimeout
 from raymq.replication.election import ElectionMachine
 from raymq.replication.log_sender import SenderLimits
 
@@ -28,14 +32,57 @@ LEARN_MS = 60_000
 #: of each replica that takes them
 PUTS_PER_TICK = 0.5
 #: of a leader whose process was killed, to the next one that confirms
-FAILOVER_MS = 60_000
+FAILOVER_MS = 120_000
+
+
+class _Call(NamedTuple):
+    """One call of a replica by another one, which brings a message of elections."""
+
+    number: int
+    begun_ms: int
+    packet: Packet
+
+
+@dataclass(eq=False)
+class _Caller:
+    """The thread of a replica that calls one other: `actors/supervise/election_peers.py`."""
+
+    timeout: CallTimeout
+    waiting: deque[Packet]
+    #: the call under way
+    call: _Call | None = None
+
+
+class _Arrived(NamedTuple):
+    """A call reaches the other replica. Its caller may have given it up."""
+
+    caller: _Caller
+    call: _Call
+
+
+class _Answered(NamedTuple):
+    """The answers of a call are back."""
+
+    caller: _Caller
+    call: _Call
+    answers: list[Packet]
+
+
+class _TimedOut(NamedTuple):
+    """A call has waited long enough."""
+
+    caller: _Caller
+    call: _Call
+
+
+#: a packet that arrives, the replica whose tick it is, a call that arrives or ends
+_Step: TypeAlias = Packet | Node | _Arrived | _Answered | _TimedOut
 
 
 class _Due(NamedTuple):
     at_ms: int
     number: int
-    #: a packet that arrives, or the replica whose tick it is
-    what: Packet | Node
+    what: _Step
 
 
 class Starved:
@@ -54,6 +101,14 @@ class Starved:
         self.longest_failover_ms = 0
         #: (source, target, connection) -> when its last packet arrives
         self._arrivals: dict[tuple[int, int, int], int] = {}
+        #: (source, target) -> the thread that calls
+        self._callers = {
+            (source, target): _Caller(
+                CallTimeout(least_ms=CALL_MS_LEAST, most_ms=CALL_MS_MOST),
+                deque(maxlen=QUEUED_MAX),
+            )
+            for source, target in itertools.permutations(range(members), 2)
+        }
         self._due: list[_Due] = []
         self._numbers = itertools.count()
         for node in self.world.nodes:
@@ -100,12 +155,20 @@ class Starved:
         while self._due[0].at_ms <= until_ms:
             due = heapq.heappop(self._due)
             world.now = max(world.now, due.at_ms)
-            if isinstance(due.what, Packet):
-                world.deliver(due.what)
-            else:
-                self._tick(due.what)
-            self._send()
+            self._perform(due.what)
         world.now = until_ms
+
+    def _perform(self, what: _Step) -> None:
+        """One step that is due, and what is sent in it."""
+        if isinstance(what, Node):
+            self._tick(what)
+        elif isinstance(what, Packet):
+            self.world.deliver(what)
+        elif isinstance(what, _Arrived):
+            self._arrive(what)
+        elif what.caller.call is what.call:
+            self._end_call(what)
+        self._send()
 
     def _tick(self, node: Node) -> None:
         """One turn of a replica's threads."""
@@ -121,17 +184,54 @@ class Starved:
         """Messages that were just sent are under way. Those of one connection stay in order."""
         packets, self.world.network[:] = list(self.world.network), []
         for packet in packets:
+            if packet.connection is None:
+                caller = self._callers[packet.source, packet.target]
+                caller.waiting.append(packet)
+                self._begin_call(caller)
+                continue
+            stream = packet.source, packet.target, packet.connection
             at_ms = self.world.now + 1 + self._late_ms(packet.target)
-            if packet.connection is not None:
-                stream = packet.source, packet.target, packet.connection
-                at_ms = max(at_ms, self._arrivals.get(stream, 0))
-                self._arrivals[stream] = at_ms
+            at_ms = max(at_ms, self._arrivals.get(stream, 0))
+            self._arrivals[stream] = at_ms
             self._schedule(at_ms, packet)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _begin_call(self, caller: _Caller) -> None:
+        """Call with the next message, unless a call is under way."""
+        if caller.call is not None or not caller.waiting:
+            return
+        now_ms = self.world.now
+        caller.call = _Call(next(self._numbers), now_ms, caller.waiting.popleft())
+        at_ms = now_ms + 1 + self._late_ms(caller.call.packet.target)
+        self._schedule(at_ms, _Arrived(caller, caller.call))
+        self._schedule(now_ms + caller.timeout.value_ms, _TimedOut(caller, caller.call))
+
+    def _arrive(self, arrived: _Arrived) -> None:
+        """The other replica takes the message. Its answers are on their way."""
+        packet, network = arrived.call.packet, self.world.network
+        self.world.deliver(packet)
+        answers = [each for each in network if each.is_answer]
+        network[:] = [each for each in network if not each.is_answer]
+        at_ms = self.world.now + 1 + self._late_ms(packet.source)
+        self._schedule(at_ms, _Answered(*arrived, answers))
+
+    def _end_call(self, ended: _Answered | _TimedOut) -> None:
+        caller, took_ms = ended.caller, self.world.now - ended.call.begun_ms
+        caller.call = None
+        if isinstance(ended, _Answered):
+            caller.timeout.note_answer(took_ms)
+            for packet in ended.answers:
+                self.world.deliver(packet)
+        else:
+            caller.timeout.note_failure(took_ms)
+            caller.waiting.clear()
+        self._begin_call(caller)
 
     def _late_ms(self, replica: int) -> int:
         return int(self.rng.random() * self.slow_ms[replica])
 
-    def _schedule(self, at_ms: int, what: Packet | Node) -> None:
+    def _schedule(self, at_ms: int, what: _Step) -> None:
         heapq.heappush(self._due, _Due(at_ms, next(self._numbers), what))
 
 

@@ -183,7 +183,14 @@ class Node:
         if self.failed_end is not None and self.is_poisoned:
             end = self.failed_end
             epoch = log.epoch_at(end - 1) if end > 0 else 0
-            return LogFacts(epoch, end, end, is_writable=False, can_stream=False)
+            return LogFacts(
+                epoch,
+                end,
+                end,
+                is_writable=False,
+                can_stream=False,
+                uncallable=self.uncallable,
+            )
         matched = receiver.matched_end if receiver.matched else 0
         return LogFacts(
             log.last_epoch,
@@ -717,11 +724,11 @@ class World:
                 self.tick_node(node)
 
     def tick_node(self, node: Node) -> None:
-        if node.is_poisoned:
-            return
         # Each replica tries to call the others from time to time.
         closed = [target for caller, target in self.closed_servers if caller == node.id]
         node.uncallable = frozenset(closed)
+        if node.is_poisoned:
+            return
         self.step(node, r.ElectionTick(self.rng.random()))
         self.dispatch(node)
         for follower in list(node.streams):
