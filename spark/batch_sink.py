@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 
 #: the property of Spark's threads with the id of their query, which its checkpoint keeps
 QUERY_ID = "sql.streaming.queryId"
-#: the property with the id of a run of a query, which each start makes anew: Spark's threads have it as their job group
-RUN_IDS = ("raymq.streaming.runId", "spark.jobGroup.id")
+#: the property with the id of a run of a query, which each start makes anew. Threads of `raymq.spark.stream` have it
+RUN_ID = "raymq.streaming.runId"
+#: the same id in the name of Spark's thread of a query. Its job group has it, too, which programs set to their own
+_RUN_IN_NAME = re.compile(r"runId = ([0-9a-f-]{36})")
+#: a property of threads that Spark's thread of a query has started
+_JOB_GROUP = "spark.jobGroup.id"
 
 
 def stream_sink(
@@ -51,17 +56,17 @@ def stream_sink(
         topic: an existing topic. None (default): the column `topic` names that of each row. The columns are those of
             `write`.
         query: the first part of the names of the writes; None (default): the id of the query. Two sinks of one query
-            that write to the same cluster each need a name of their own, which stays across restarts. Without one the
-            second is refused, and so is a second write of a batch with other rows by the same sink. With a new
-            checkpoint batches begin at 0 again, so a name that was used before would drop them.
+            that write to the same cluster each need a name of their own, which stays across restarts, and so do the
+            sinks of two queries. A second write of a batch with other rows is refused. With a new checkpoint batches
+            begin at 0 again, so a name that was used before would drop them.
 
     Guarantees:
         When a batch is complete, a majority of the replicas has every row of it once.
 
     Raises:
         From the function, and so from the query: Rejected for columns that do not fit, for a thread without the id of
-        a query if `query` is missing, and for a batch whose name another sink, or an earlier write of this run with
-        other rows, has used; Unavailable if the cluster does not answer, and then the batch may be repeated.
+        a query if `query` is missing, and for a batch that has been written before in this run with other rows, by
+        this sink or another one; Unavailable if the cluster does not answer, and then the batch may be repeated.
     """
     sink = object()
 
@@ -73,37 +78,53 @@ def stream_sink(
             message = "the thread of this batch has no id of a query; give the sink a name: query="
             raise Rejected(message, field="query", limit="a name that stays across restarts")
         write_id = f"{name}/{batch_id}"
-        run = next(filter(None, map(context.getLocalProperty, RUN_IDS)), None)
+        run = _run_of(context)
         if run is None or not query_id:
             # A program without queries calls the sink, and repeats what it likes.
             commit_staged(frame, cluster, topic, write_id, is_batch=True)
             return
 
-        query_key = (cluster.cluster_id, name)
-        with _batches.writing(query_key, run, batch_id, sink, topic) as batch:
+        with _batches.writing((cluster.cluster_id, name), query_id, run, batch_id, sink) as batch:
             done = commit_staged(frame, cluster, topic, write_id, is_batch=True)
-            if not done.has_same_rows and batch.is_written:
-                raise _written_before(write_id, "this sink, with other rows")
+            if not done.has_same_rows:
+                by = batch.other_writer(sink)
+                if by:
+                    raise _written_before(write_id, by)
 
     return write_batch
+
+
+def _run_of(context: Any) -> str | None:
+    """The id of the run of a query whose thread this is; None: it is none's."""
+    own: str | None = context.getLocalProperty(RUN_ID)
+    if own:
+        return own
+    thread = context._jvm.java.lang.Thread.currentThread().getName()
+    found = _RUN_IN_NAME.search(thread)
+    group: str | None = context.getLocalProperty(_JOB_GROUP)
+    return found[1] if found else group
 
 
 @dataclass
 class _Batch:
     """A batch that a sink writes."""
 
+    query_id: str
     run: str
     batch_id: int
     sink: object
-    #: None: each row names its own
-    topic: str | None
+    #: another query has written batches under the same name
+    has_other_query: bool = False
     calls_under_way: int = 0
     is_complete: bool = False
 
-    @property
-    def is_written(self) -> bool:
-        """Whether another call of this run has written it, or does so now."""
-        return self.is_complete or self.calls_under_way > 1
+    def other_writer(self, sink: object) -> str | None:
+        """Who has written other rows of this batch, when a sink has found some; None: an earlier run has."""
+        if self.sink is not sink:
+            return "another sink"
+        if self.is_complete or self.calls_under_way > 1:
+            return "this sink"
+        return "another query" if self.has_other_query else None
 
 
 class _Batches:
@@ -119,21 +140,17 @@ class _Batches:
 
     @contextmanager
     def writing(
-        self, query: tuple[str, str], run: str, batch_id: int, sink: object, topic: str | None
+        self, name: tuple[str, str], query_id: str, run: str, batch_id: int, sink: object
     ) -> Iterator[_Batch]:
-        """Write a batch, or try that again.
-
-        Args: `query`: the cluster and the first part of the write's name.
-        Raises: Rejected if another sink has written this batch in this run, or does so now.
-        """
+        """Write a batch, or try that again. Args: `name`: the cluster and the first part of the write's name."""
         with self._lock:
-            batch = self._newest.get(query)
+            batch = self._newest.get(name)
             if batch is None or (batch.run, batch.batch_id) != (run, batch_id):
-                batch = self._newest[query] = _Batch(run, batch_id, sink, topic)
-            if batch.sink is not sink:
-                is_same = batch.topic == topic
-                by = "another sink to its topic" if is_same else "a sink to another topic"
-                raise _written_before(f"{query[1]}/{batch_id}", by)
+                has_other = batch is not None and (
+                    batch.has_other_query or batch.query_id != query_id
+                )
+                batch = _Batch(query_id, run, batch_id, sink, has_other)
+                self._newest[name] = batch
             batch.calls_under_way += 1
 
         is_complete = False
@@ -151,8 +168,9 @@ _batches = _Batches()
 
 def _written_before(write_id: str, by: str) -> Rejected:
     return Rejected(
-        f"batch {write_id} has been written before in this run of its query, by {by}: these rows are not stored. Give "
-        "each sink of a query a name that stays across restarts, query=, and write a batch once by each sink",
+        f"batch {write_id} has been written before by {by}, with other rows: these rows are not stored. Give each sink "
+        "of a query, and each query, a name that stays across restarts: query=. A function that is tried again needs "
+        "the same rows: cache the frame, or start the query again",
         field="query",
         limit="a name for each sink of a query",
     )

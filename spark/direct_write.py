@@ -46,7 +46,7 @@ PARTITIONS_LOOKED_FOR = 4096
 PRODUCERS_OF_A_CALL = 4096
 _SAME_PARTITIONS = (
     "Use the same number of partitions: repartition or coalesce, or the same spark.default.parallelism for files and "
-    "ranges. A new write with delivery='staged' may be repeated with any number"
+    "ranges. A new write with delivery='staged', for a stream with a new checkpoint, may be repeated with any number"
 )
 
 

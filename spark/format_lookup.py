@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 from raymq.store.base.errors import Unavailable
 
 #: the oldest PySpark whose Python data sources have all that `format("raymq")` needs
 OLDEST_PYSPARK = (4, 1)
+
+_registering = threading.Lock()
 
 
 def use_format(spark: Any) -> None:
@@ -56,9 +59,14 @@ def use_format(spark: Any) -> None:
     if type(spark).getActiveSession() is None:
         # Spark itself does so in createDataFrame.
         spark._get_j_spark_session_class(spark._jvm).setActiveSession(java)
-    if java.sessionState().dataSourceManager().dataSourceExists("raymq"):
-        return
+    # Two threads would register it twice, and one would keep the Python that the other has set for that.
+    with _registering:
+        if not java.sessionState().dataSourceManager().dataSourceExists("raymq"):
+            _register(spark)
 
+
+def _register(spark: Any) -> None:
+    """Register the format with the Python of this process, for its own tasks alone. Raises: Unavailable."""
     context = spark.sparkContext
     if not context.master.startswith("local"):
         raise Unavailable(
@@ -68,14 +76,9 @@ def use_format(spark: Any) -> None:
             limit="a Python that has raymq",
             found=context.pythonExec,
         )
-    _register(spark)
 
-
-def _register(spark: Any) -> None:
-    """Register the format with the Python of this process, for its own tasks alone."""
     from .data_source import RaymqDataSource
 
-    context = spark.sparkContext
     before, context.pythonExec = context.pythonExec, sys.executable
     try:
         spark.dataSource.register(RaymqDataSource)
@@ -84,11 +87,14 @@ def _register(spark: Any) -> None:
 
 
 def session_of_process() -> Any:
-    """The SparkSession of this process; None without one, and for Spark 3.5 and Spark Connect."""
+    """The SparkSession of this thread, else of this process; None without one, and for Spark 3.5 and Spark Connect."""
     # A program without Spark does not import it for this.
-    module = sys.modules.get("pyspark.sql")
+    kind: Any = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
     # A package with nothing but Spark Connect has no such session.
-    session = getattr(getattr(module, "SparkSession", None), "_instantiatedSession", None)
+    session = getattr(kind, "_instantiatedSession", None)
+    if session is not None and session.sparkContext._jsc is not None:
+        # `foreachBatch` has a session of its own, in which Spark looks.
+        session = kind.getActiveSession() or session
     if session is None or session.sparkContext._jsc is None or version_of(session) < OLDEST_PYSPARK:
         return None
     return session

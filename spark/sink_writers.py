@@ -85,7 +85,7 @@ class _RowWriter:
         Args: `write_id`: of a direct write.
         """
         filled = without_empty(batches)
-        if filled is None and self._direct is None:
+        if filled is None and not (self._direct and self._direct.verify):
             return TaskMessage(None, query_id)
         try:
             with closing(connect(self._options)) as cluster:

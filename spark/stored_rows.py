@@ -80,7 +80,7 @@ def other_rows(what: str) -> Rejected:
     return Rejected(
         f"an earlier attempt of this task, or an earlier write under the same writeId, has stored {what}: the plan "
         "gives other rows, or another order, each time. Use delivery='staged' under another writeId, for a stream with "
-        "a new checkpoint; or verify=False, which takes the rows that are stored",
+        "a new checkpoint; or, with the same number of partitions, verify=False, which takes the rows that are stored",
         field="writeId",
         limit="the same rows in the same order",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.cluster.arguments import check_number
 
-from .batch_sink import QUERY_ID, RUN_IDS
+from .batch_sink import QUERY_ID, RUN_ID
 from .offsets import Offsets
 from .query_checkpoint import QueryCheckpoint
 from .queue_lookup import QueueLookup
@@ -98,7 +98,7 @@ def stream(
     progress = StreamProgress(QueueLookup(cluster, checked.subscription), checked)
     checkpoint = QueryCheckpoint(spark, checkpointLocation)
     # As in a query of Spark: a sink names its write by the id, and knows a second write of a batch by the run.
-    ids = {QUERY_ID: checkpoint.query_id(), RUN_IDS[0]: uuid.uuid4().hex}
+    ids = {QUERY_ID: checkpoint.query_id(), RUN_ID: uuid.uuid4().hex}
 
     def run(batch_id: int, start: Offsets, end: Offsets) -> None:
         context = spark.sparkContext

@@ -365,8 +365,7 @@ class AdminCalls:
         """Find those of these producer ids that this shard knows, in their order."""
         wanted = call_arguments.check_producer_ids(producer_ids)
         self._host.await_check()
-        store = self._host.store
-        return {"producer_ids": [each for each in wanted if store.producer_epoch(each) is not None]}
+        return {"producer_ids": self._host.store.known_producers(wanted)}
 
     def _op_fence_producer(self, producer_id: int, epoch: int, topic: str) -> dict[str, Any]:
         """Refuse puts of a producer with a lower epoch. Returns: the next sequence of each queue of this shard."""

@@ -680,6 +680,12 @@ class MessageStore:
         with self.put_lock:
             return self.state.producers.epoch(producer_id)
 
+    def known_producers(self, producer_ids: Sequence[int]) -> list[int]:
+        """Those of these producer ids that have an epoch, in their order."""
+        with self.put_lock:
+            producers = self.state.producers
+            return [each for each in producer_ids if producers.epoch(each) is not None]
+
     def confirmed_topics(self, confirmed: int) -> list[TopicInfo]:
         """The topics below a confirmed end: those of `state.topics` may get lost with a leader that is cut off."""
         return self.state.confirmed_topics(confirmed)

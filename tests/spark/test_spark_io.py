@@ -1,5 +1,6 @@
 """Spark on Ray writes to a topic and reads it back: exactly once, whatever happens to its tasks."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -468,37 +469,86 @@ def test_a_second_sink_of_a_query_needs_a_name_of_its_own(place, tmp_path):
     assert values(read(spark, cluster, "odds")) == list(range(1, 20, 2))
 
 
-@pytest.mark.parametrize("by", ["another sink to its topic", "this sink, with other rows"])
-def test_a_second_write_of_a_batch_to_its_topic_needs_a_name_of_its_own(place, tmp_path, by):
-    cluster, spark = place
-    topic = f"both-{len(by)}"
-    cluster.create_topic(topic, queues=1)
+@pytest.fixture
+def run_batches(place, tmp_path):
+    """Runs a query of one batch of twenty rows by a function for `foreachBatch`, from the checkpoint that is there."""
+    _, spark = place
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "0.txt").write_text("\n".join(map(str, range(20))))
-    evens = stream_sink(cluster, topic=topic)
 
-    def run(odds):
-        def split(frame, batch_id):
-            evens(frame.where("value % 2 = 0"), batch_id)
-            # The program may try a write again.
-            evens(frame.where("value % 2 = 0").orderBy("value"), batch_id)
-            odds(frame.where("value % 2 = 1"), batch_id)
-
+    def run(write_batch, checkpoint="checkpoint"):
         frame = spark.readStream.schema("value string").text(str(tmp_path / "source"))
-        writer = frame.writeStream.foreachBatch(split).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        writer = frame.writeStream.foreachBatch(write_batch).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / checkpoint)).start()
         try:
             query.awaitTermination(60)
         finally:
             query.stop()
 
+    return run
+
+
+def split(evens, odds):
+    """A function for `foreachBatch` that writes both halves of a batch, and tries the first one again."""
+
+    def write_batch(frame, batch_id):
+        context = frame.sparkSession.sparkContext
+        # Programs use the job group, which Spark has set to the run of the query.
+        context.setJobGroup("evens", "evens")
+        evens(frame.where("value % 2 = 0"), batch_id)
+        evens(frame.where("value % 2 = 0").orderBy("value"), batch_id)
+        context.setJobGroup("odds", "odds")
+        odds(frame.where("value % 2 = 1"), batch_id)
+
+    return write_batch
+
+
+@pytest.mark.parametrize("by", ["another sink", "this sink"])
+def test_a_second_write_of_a_batch_to_its_topic_needs_a_name_of_its_own(place, run_batches, by):
+    cluster, spark = place
+    topic = f"both-of-{by.split()[0]}"
+    cluster.create_topic(topic, queues=1)
+    evens = stream_sink(cluster, topic=topic)
     odds = evens if by.startswith("this") else stream_sink(cluster, topic=topic)
     for _ in range(2):
-        with pytest.raises(Exception, match=f"before in this run of its query, by {by}"):
-            run(odds)
+        with pytest.raises(Exception, match=f"written before by {by}, with other rows"):
+            run_batches(split(evens, odds))
     assert values(read(spark, cluster, topic)) == list(range(0, 20, 2))
-    run(stream_sink(cluster, topic=topic, query=f"odds-of-{topic}"))
+    run_batches(split(evens, stream_sink(cluster, topic=topic, query=f"odds-of-{topic}")))
     assert values(read(spark, cluster, topic)) == list(range(20))
+
+
+def test_two_queries_need_two_names(place, run_batches):
+    cluster, spark = place
+    cluster.create_topic("two-queries", queues=1)
+    sink = stream_sink(cluster, topic="two-queries", query="the-same")
+    run_batches(lambda frame, batch_id: sink(frame.where("value < 10"), batch_id), "first")
+    with pytest.raises(Exception, match="written before by another query, with other rows"):
+        run_batches(lambda frame, batch_id: sink(frame.where("value >= 10"), batch_id), "second")
+    assert values(read(spark, cluster, "two-queries")) == list(range(10))
+
+
+def test_a_function_that_makes_its_sink_may_be_tried_again_before_and_after_it_has_written(
+    place, run_batches
+):
+    cluster, spark = place
+    cluster.create_topic("tried-again", queues=1)
+    topics = ["no-such-topic", "tried-again", "tried-again"]
+
+    def write_batch(frame, batch_id):
+        frame.sparkSession.sparkContext.setJobGroup("nightly", "nightly")
+        for topic in topics:
+            with contextlib.suppress(Rejected):
+                stream_sink(cluster, topic=topic)(frame, batch_id)
+        if len(topics) == 3:
+            topics.pop(0)
+            raise RuntimeError("the batch ends after its write")
+
+    with pytest.raises(Exception, match="ends after its write"):
+        run_batches(write_batch)
+    # Spark repeats the batch in another run of the query.
+    run_batches(write_batch)
+    assert values(read(spark, cluster, "tried-again")) == list(range(20))
 
 
 def test_a_stream_from_topic_to_topic_stores_each_row_once_when_a_batch_is_repeated(

@@ -61,6 +61,7 @@ def test_the_example_of_a_thread_runs(
 
 PROGRAM = """
 import sys
+import threading
 from pyspark.sql import SparkSession
 import raymq
 from raymq.spark import options
@@ -72,6 +73,20 @@ with raymq.connect(sys.argv[1], token=sys.argv[2]) as cluster:
     rows = spark.range(3).selectExpr("cast(id as string) as value")
     rows.write.format("raymq").mode("append").options(**given, topic="elsewhere").save()
     found = spark.read.format("raymq").options(**given, subscribe="elsewhere").load()
+
+    def copy(frame, batch_id):
+        # Batches have a session of their own.
+        given = options(cluster)
+        frame.write.format("raymq").mode("append").options(**given, topic="copied").save()
+
+    lines = spark.readStream.schema("value string").text(sys.argv[3])
+    query = lines.writeStream.foreachBatch(copy).trigger(availableNow=True)
+    query.option("checkpointLocation", sys.argv[4]).start().awaitTermination(60)
+    threads = [threading.Thread(target=options, args=(cluster,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     print("found", found.count(), "with", spark.sparkContext.pythonExec)
 spark.stop()
 """
@@ -91,11 +106,16 @@ def test_the_first_python_on_path_need_not_have_raymq(shard: ServedShard, tmp_pa
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
     place = (f"raymq://{shard.endpoints[0]}", shard.cluster.token)
-    words = (sys.executable, "-c", PROGRAM, *place)
+    shard.cluster.create_topic("copied", queues=1)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "0.txt").write_text("line")
+    words = (sys.executable, "-c", PROGRAM, *place, str(source), str(tmp_path / "checkpoint"))
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 0, ended.stderr[-3000:]
     # Other tasks of the session keep their Python.
     assert "found 3 with python3" in ended.stdout
+    assert shard.cluster.describe_topic("copied")["messages"] == 1
 
 
 def test_a_session_whose_workers_are_elsewhere_says_which_python_lacks_the_format(

@@ -99,6 +99,29 @@ def test_a_direct_write_again_with_another_number_of_partitions_is_noticed(
         write(numbers(spark, 30, parts), options, **given)
 
 
+def test_a_repeated_batch_of_a_direct_stream_with_fewer_partitions_is_noticed(
+    spark: Any, shard: ServedShard, options: dict[str, str], tmp_path: Path
+) -> None:
+    shard.cluster.create_topic("fewer-of-stream", queues=1)
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    (source / "0.txt").write_text("\n".join(map(str, range(20))))
+
+    def run(parts: int, verify: str) -> None:
+        frame = spark.readStream.schema("value string").text(str(source)).repartition(parts)
+        writer = frame.writeStream.format("raymq").trigger(availableNow=True)
+        given = {"topic": "fewer-of-stream", "delivery": "direct", "verify": verify}
+        writer = writer.options(**options, **given, checkpointLocation=str(checkpoint))
+        writer.start().awaitTermination(90)
+
+    run(2, "true")
+    # As after a crash before the batch was noted as complete.
+    for noted in (checkpoint / "commits").glob("*0*"):
+        noted.unlink()
+    with pytest.raises(Exception, match="has 1 partitions now, and had more at an earlier run"):
+        run(1, "false")
+
+
 def test_a_direct_write_after_one_that_failed_notices_the_rows_of_partitions_that_it_lacks(
     spark: Any, shard: ServedShard, options: dict[str, str]
 ) -> None:
