@@ -278,7 +278,7 @@ def test_the_third_replica_leads_after_the_syncs_of_two_have_failed_one_after_th
         leading = shard.wait_leader()
         failed.append(leading)
         shard.hosts[leading].supervisor.poison("fdatasync: errno 5")
-        wait_until(lambda: shard.hosts[failed[-1]].state == "READ_ONLY", "it has stopped")
+        wait_until(lambda: shard.hosts[failed[-1]].stop_error is not None, "it has stopped")
         shard.wait_leader(other_than=leading)
     assert shard.wait_leader() not in failed
 
@@ -333,7 +333,8 @@ def test_no_vote_of_a_replica_whose_sync_failed_counts_as_complete_before_that_i
     reply = ask_vote(host, (log.last_epoch, log.synced))
     go.set()
     assert not (reply.granted and reply.is_complete)
-    wait_until(lambda: not host.elections.is_complete, "it is not complete")
+    wait_until(lambda: host.stop_error is not None, "it has stopped")
+    assert not host.elections.is_complete
 
 
 def test_a_replica_that_stopped_for_damage_gives_no_vote_after_a_failed_sync(
@@ -354,7 +355,7 @@ def test_a_replica_whose_chain_ends_below_what_is_synced_votes_for_no_older_log(
     host = shard.hosts[shard.wait_leader()]
     host.log.sync()
     host.supervisor.poison("fdatasync: errno 5")
-    wait_until(lambda: host.state == "READ_ONLY", "it has stopped")
+    wait_until(lambda: host.stop_error is not None, "it has stopped")
     # As after a cut of which the sync has failed: the chain is cut to the unit before.
     host.log.chain.truncate_to(0)
     assert not ask_vote(host, (0, host.log.end + 1)).granted
