@@ -418,7 +418,7 @@ def test_a_refused_batch_does_not_come_back_after_a_shorter_one(rows: int, faile
         assert again.log.end == end or image is not killed
 
 
-def test_a_refused_batch_that_cannot_be_erased_ends_writing_until_the_next_start() -> None:
+def test_a_refused_batch_that_cannot_be_erased_ends_writing_until_it_is_or_the_next_start() -> None:
     disk = SimulatedDisk(block_bytes=SECTOR)
     store = open_store(ROOT, disk)
     store.create_topic("t", 1, [0])
@@ -428,9 +428,11 @@ def test_a_refused_batch_that_cannot_be_erased_ends_writing_until_the_next_start
     disk.fail("pwrite", at=2, error=errno.ENOSPC)
     with pytest.raises(StorageFull):
         store.put(request([b"refused"] * 8))
+    disk.fail("pwrite", at=1, error=errno.ENOSPC)
     with pytest.raises(Unavailable):
         store.put(request([b"granted"]))
     *_, killed = kill_states(disk)
+    store.put(request([b"granted"]))
     again = open_store(ROOT, killed)
     assert again.log.end == end
     assert not any(b"refused" in data for data in killed.tree().values())

@@ -7,15 +7,19 @@ import pytest
 from raymq.replication import election as r
 from raymq.replication import wire
 from raymq.replication.election import ElectionMachine, ElectionState
+from tests.replication.simulate import mutants
 from tests.replication.simulate.schedules import Script
+from tests.replication.simulate.store import Broken
 from tests.replication.simulate.world import Node
 from tests.replication.test_election import follower, leader
 
 
 def fail(script: Script, node: Node) -> None:
     """A sync fails, and its processes run on."""
-    node.failed_end = node.log.synced_end
-    script.world.step(node, r.OwnSyncFailed())
+    log = node.log
+    is_kept = log.synced_end >= log.durable()
+    node.failed_end = log.synced_end
+    script.world.step(node, r.OwnSyncFailed(is_complete=is_kept))
 
 
 def run_and_put(script: Script) -> Node:
@@ -78,6 +82,34 @@ def test_a_replica_whose_sync_failed_votes_for_no_log_that_lacks_what_it_had_syn
     script.run(20_000)
     assert behind.replica is not None
     assert behind.replica.state is not ElectionState.LEADER
+
+
+@pytest.mark.parametrize("machine", [ElectionMachine, mutants.StaysCompleteAfterAFailedSync])
+def test_with_async_flush_a_failed_sync_may_have_lost_what_was_acknowledged(
+    machine: type[ElectionMachine],
+):
+    script = Script(3, machine, flush="async")
+    first = run_and_put(script)
+    failed, behind = [node for node in script.nodes if node is not first]
+    acks = script.world.acks
+    script.world.put(first)
+    for _ in range(20):
+        # Nothing is synced, and one replica is cut off.
+        script.world.now += 50
+        for node in (first, failed):
+            script.world.tick_node(node)
+        packets, script.world.network[:] = list(script.world.network), []
+        script.deliver(each for each in packets if behind.id not in (each.source, each.target))
+    assert script.world.acks > acks
+    fail(script, failed)
+    script.world.stop(first)
+
+    if machine is ElectionMachine:
+        script.run(30_000, failed.id, behind.id)
+        assert script.state(behind.id) is not ElectionState.LEADER
+    else:
+        with pytest.raises(Broken, match="lacks confirmed bytes"):
+            script.run(30_000, failed.id, behind.id)
 
 
 def test_a_replica_whose_sync_failed_says_whom_it_cannot_call():

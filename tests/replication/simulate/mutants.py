@@ -397,7 +397,6 @@ FOUND_BY_CHAOS: dict[type[ElectionMachine], int] = {
     LeadsWithoutAMajority: 3,
     NeverStepsDown: 3,
     LeadsOnAfterAFailedSync: 1,
-    StaysCompleteAfterAFailedSync: 3,
     LeadsOnWithSilentStreams: 3,
     LeadsOnWithAStalledDisk: 3,
     LeadsOnUncalled: 3,

@@ -22,8 +22,10 @@ from .world import Node, Packet, World
 class Script:
     """A world whose packets move only when the schedule says so."""
 
-    def __init__(self, members: int, machine: type[ElectionMachine]) -> None:
-        self.world = World(members, random.Random(7), machine=machine)
+    def __init__(
+        self, members: int, machine: type[ElectionMachine], *, flush: str = "sync"
+    ) -> None:
+        self.world = World(members, random.Random(7), machine=machine, flush=flush)
         self.nodes = self.world.nodes
         # The first tick sets the timers.
         for node in self.nodes:
