@@ -80,12 +80,14 @@ def stream_sink(
         write_id = f"{name}/{batch_id}"
         run = _run_of(context)
         if run is None or not query_id:
-            # A program without queries calls the sink, and repeats what it likes.
+            # A program without queries calls the sink in any order, and repeats what it likes.
             commit_staged(frame, cluster, topic, write_id, is_batch=True)
             return
 
         with _batches.writing((cluster.cluster_id, name), query_id, run, batch_id, sink) as batch:
-            done = commit_staged(frame, cluster, topic, write_id, is_batch=True)
+            done = commit_staged(
+                frame, cluster, topic, write_id, is_batch=True, batch=(name, batch_id)
+            )
             if not done.has_same_rows:
                 by = batch.other_writer(sink)
                 if by:

@@ -175,11 +175,13 @@ def commit_staged(
     found: dict[str, SinkTopic] | None = None,
     *,
     is_batch: bool = False,
+    batch: tuple[str, int] | None = None,
 ) -> CommitResult:
     """Let the tasks stage their rows, and commit what the attempts that ended have staged.
 
     Args: `found`: the topics, if they are checked already. `is_batch`: the write is a batch of a stream, which may have
-    other rows when it is repeated, and must go to the same topic.
+    other rows when it is repeated, and must go to the same topic. `batch`: as of `Committer.commit`, for batches that
+    come in order.
     """
     if found is None:
         found = _checked_targets(df, while_away(cluster.topics), topic)
@@ -188,7 +190,9 @@ def commit_staged(
     staged = StagedRows.joined(map(StagedRows.from_json, texts))
     committer = Committer(Routes.of(cluster))
     sink_topic = (topic or "") if is_batch else None
-    return committer.commit(write_id, staged, takes_other_rows=is_batch, topic=sink_topic)
+    return committer.commit(
+        write_id, staged, takes_other_rows=is_batch, topic=sink_topic, batch=batch
+    )
 
 
 def _staging_task(

@@ -127,6 +127,7 @@ class _RowWriter:
         messages: list[WriterCommitMessage | None],
         *,
         takes_other_rows: bool = False,
+        batch: tuple[str, int] | None = None,
     ) -> None:
         """Publish the rows of all tasks, on the driver: `Committer.commit`."""
         require(self._direct is None, "rows of a direct write are in their queues")
@@ -134,7 +135,7 @@ class _RowWriter:
         staged = StagedRows.joined(StagedRows.from_json(json.loads(each)) for each in texts if each)
         with closing(connect(self._options)) as cluster:
             Committer(Routes.of(cluster)).commit(
-                write_id, staged, takes_other_rows=takes_other_rows
+                write_id, staged, takes_other_rows=takes_other_rows, batch=batch
             )
 
     def check_partitions(self, write_id: str, partitions: int, *, is_kept: bool) -> None:
@@ -208,7 +209,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._rows.check_partitions(write_id, len(messages), is_kept=False)
             return
         # A plan with rand() gives other rows in a repeated batch. Those of the first run are stored.
-        self._rows.commit(write_id, messages, takes_other_rows=True)
+        batch = (str(query_id), batchId)
+        self._rows.commit(write_id, messages, takes_other_rows=True, batch=batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""

@@ -9,6 +9,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import FetchRequest
 from raymq.store.services.staged_rows import StagedRange
+from raymq.store.services.stream_batches import StreamBatch
 from raymq.store.state.topics import QUEUES_MAX
 
 #: numbers of RocketMQ are signed 64-bit ones
@@ -79,8 +80,19 @@ def check_decision(decision: Any) -> dict[str, Any]:
         raise wrong_value("decision", decision, "give an object", "{write_id, staged_ms, ...}")
     check_name("write_id", decision.get("write_id"))
     check_integer("staged_ms", decision.get("staged_ms"))
+    check_batch(decision.get("batch"))
     checked: dict[str, Any] = decision
     return checked
+
+
+def check_batch(batch: Any) -> StreamBatch | None:
+    """The name of a query and the number of its batch; None: none is given. Raises: Rejected."""
+    if batch is None:
+        return None
+    if type(batch) is not list or len(batch) != len(StreamBatch._fields):
+        advice = "give a list of the query's name and the batch's number"
+        raise wrong_value("batch", batch, advice, len(StreamBatch._fields))
+    return StreamBatch(check_name("batch", batch[0]), check_integer("batch", batch[1], 0))
 
 
 def check_ranges(ranges: Any) -> list[StagedRange]:

@@ -15,8 +15,9 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.producer_stamp import EPOCH_MAX, PRODUCER_MAX
 from raymq.store.records.requests import AppendedRows
-from raymq.store.services import staged_rows, write_decisions
+from raymq.store.services import staged_rows, stream_batches, write_decisions
 from raymq.store.services.retry import send_back
+from raymq.store.services.stream_batches import StreamBatch
 from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES, TopicInfo
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
 
@@ -320,20 +321,54 @@ class AdminCalls:
         table = self._host.store.confirmed_offsets(group, topic, self._host.visible_end)
         return {str(queue_id): offset for queue_id, offset in table.items()}
 
-    def _op_decide_write(self, decision: dict[str, Any]) -> dict[str, Any]:
-        """Decide which staged rows a write consists of, unless that is decided. Returns: the decision that counts."""
+    def _op_decide_write(
+        self, decision: dict[str, Any], complete: int | None = None
+    ) -> dict[str, Any]:
+        """Decide which staged rows a write consists of, unless that is decided.
+
+        Args: `complete`: of a stream, the newest batch whose rows are known to be published.
+        Returns: the decision that counts, and of a batch whether its rows are published. Or the `previous` decision,
+        whose rows must be published first, and nothing is decided.
+        """
         self._host.check_serving()
         store = self._host.store
-        appended = write_decisions.decide(store, call_arguments.check_decision(decision))
+        decision = call_arguments.check_decision(decision)
+        batch = StreamBatch.of(decision)
+        if batch is None or write_decisions.is_decided(store, decision["write_id"]):
+            return {"decision": self._decide_alone(decision)}
+
+        self._host.await_dispatch()
+        if not stream_batches.has_room(decision) and not write_decisions.has_decided(store, batch):
+            return {"decision": self._decide_alone(decision)}
+        while True:
+            found = write_decisions.decide_batch(store, batch, decision, complete)
+            if found is not None:
+                self._host.await_promise(AppendedRows.up_to(found.end_offset))
+                if found.decision["batch"][1] != batch.number:
+                    return {"previous": found.decision}
+                return {"decision": found.decision, "is_published": found.is_published}
+            self._host.await_dispatch()
+
+    def _decide_alone(self, decision: dict[str, Any]) -> dict[str, Any]:
+        """The decision on a write with producers of its own."""
+        store = self._host.store
+        own = {name: value for name, value in decision.items() if name != "batch"}
+        appended = write_decisions.decide(store, own)
         self._host.await_promise(appended)
         self._host.await_dispatch()
-        return {"decision": write_decisions.first_decision(store, appended)}
+        return write_decisions.first_decision(store, appended)
 
     def _op_publish_rows(
-        self, write_id: str, topic: str, queue_id: int, ranges: list[list[int]]
+        self,
+        write_id: str,
+        topic: str,
+        queue_id: int,
+        ranges: list[list[int]],
+        batch: list[Any] | None = None,
     ) -> dict[str, Any]:
         """Publish staged rows of a decided write in a queue of this shard, or in its timers, for about `PUBLISH_MS`.
 
+        Args: `batch`: of the decision on a batch of a stream.
         Returns: how many rows of the write are published there, and whether those are all.
         """
         self._host.check_serving()
@@ -342,6 +377,13 @@ class AdminCalls:
         else:
             self._check_queue(self._topic(topic), queue_id)
         wanted = call_arguments.check_ranges(ranges)
+        producer_id = write_decisions.rows_producer_id(
+            call_arguments.check_name("write_id", write_id)
+        )
+        first_sequence = 0
+        found_batch = call_arguments.check_batch(batch)
+        if found_batch is not None:
+            producer_id, first_sequence = found_batch.rows_producer_id, found_batch.first_sequence
         self._host.await_dispatch()
 
         store = self._host.store
@@ -350,9 +392,8 @@ class AdminCalls:
             store,
             topic,
             queue_id,
-            producer_id=write_decisions.rows_producer_id(
-                call_arguments.check_name("write_id", write_id)
-            ),
+            producer_id=producer_id,
+            first_sequence=first_sequence,
             ranges=wanted,
             is_over=lambda: store.clock.monotonic_ms() >= until_ms,
         )

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import defaultdict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
@@ -18,6 +18,7 @@ from .write_commit import (
     CommitEvent,
     Decide,
     Decided,
+    NotDecided,
     PartPublished,
     Publish,
     StagedRows,
@@ -36,6 +37,9 @@ SHARD_CALLS_MAX = 2
 RETRY_S = 0.2
 #: a decision is one message
 DECISION_BYTES_MAX = 3 << 20
+
+#: (cluster, query) -> the newest batch that this process has published: the next commit of the query need not do it
+_complete: dict[tuple[str | None, str], int] = {}
 
 
 class CommitResult(NamedTuple):
@@ -69,6 +73,7 @@ class Committer:
         *,
         takes_other_rows: bool = False,
         topic: str | None = None,
+        batch: tuple[str, int] | None = None,
     ) -> CommitResult:
         """Publish staged rows, or those of the first commit of this write.
 
@@ -76,6 +81,7 @@ class Committer:
 
         Args: `takes_other_rows`: the rows of the first commit may be others. Then they count, and these are dropped.
         `topic`: the topic of a stream's sink, which the first commit must have, too; "": each row names its own.
+        `batch`: the name of a query and the number of its batch, which share producers with other batches of it.
         Raises: Rejected when the write was committed with other rows, or by a sink to another topic. All rows of the
         first commit are published then. Rejected also when it comes too late, or has too many ranges. OffsetOutOfRange
         when rows were deleted before they were published; the last error of a shard that does not answer for
@@ -83,9 +89,10 @@ class Committer:
         """
         if not staged.rows:
             staged = staged._replace(staged_ms=self._clock.now_ms())
-        own = WriteDecision(write_id, staged, topic)
+        own = WriteDecision(write_id, staged, topic, batch)
         _check_size(own)
-        machine = WriteCommit(own)
+        complete = None if batch is None else _complete.get(self._query_key(batch))
+        machine = WriteCommit(own, complete=complete)
         self._stopped.clear()
         running: set[Future[CommitEvent]] = set()
 
@@ -104,6 +111,7 @@ class Committer:
 
         require(machine.decision is not None, "a commit ends decided", write_id=write_id)
         counted = machine.decision.staged  # type: ignore[union-attr]
+        self._note_complete(machine.decision.batch)  # type: ignore[union-attr]
         if not machine.has_same_topic:
             raise Rejected(
                 f"write {write_id} was committed before by a sink to another topic: these {staged.rows} rows are not "
@@ -129,7 +137,7 @@ class Committer:
                 if isinstance(effect, Decide):
                     return self._decide(effect)
                 with self._shard_calls[effect.part.shard]:
-                    return self._publish(effect, write_id)
+                    return self._publish(effect)
             except RayMQError as error:
                 if not error.retriable or self._clock.monotonic() >= until_s:
                     raise
@@ -138,21 +146,35 @@ class Committer:
                 logger.info("write %s: %s; asked again", write_id, error)
 
     def _decide(self, effect: Decide) -> CommitEvent:
-        answer = self._routes.call(
-            DECIDING_SHARD, "decide_write", {"decision": effect.decision.to_json()}
-        )
-        return Decided(WriteDecision.from_json(answer["decision"]))
+        arguments: dict[str, Any] = {"decision": effect.decision.to_json()}
+        if effect.complete is not None:
+            arguments["complete"] = effect.complete
+        answer = self._routes.call(DECIDING_SHARD, "decide_write", arguments)
+        if "previous" in answer:
+            return NotDecided(WriteDecision.from_json(answer["previous"]))
+        decision = WriteDecision.from_json(answer["decision"])
+        return Decided(decision, bool(answer.get("is_published")))
 
-    def _publish(self, effect: Publish, write_id: str) -> CommitEvent:
-        part = effect.part
+    def _publish(self, effect: Publish) -> CommitEvent:
+        decision, part = effect
         arguments = {
-            "write_id": write_id,
+            "write_id": decision.write_id,
             "topic": part.topic,
             "queue_id": part.queue_id,
             "ranges": [list(each) for each in part.ranges],
         }
+        if decision.batch is not None:
+            arguments["batch"] = list(decision.batch)
         answer = self._routes.call(part.shard, "publish_rows", arguments)
-        return PartPublished(part, int(answer["rows"]), bool(answer["is_complete"]))
+        return PartPublished(decision, part, int(answer["rows"]), bool(answer["is_complete"]))
+
+    def _query_key(self, batch: tuple[str, int]) -> tuple[str | None, str]:
+        return self._routes.cluster_id, batch[0]
+
+    def _note_complete(self, batch: tuple[str, int] | None) -> None:
+        if batch is not None:
+            key = self._query_key(batch)
+            _complete[key] = max(batch[1], _complete.get(key, -1))
 
 
 def _check_size(decision: WriteDecision) -> None:

@@ -2,6 +2,11 @@
 
     begin -> Decide -> Decided(first decision) -> Publish of each part, again until it is complete -> done
 
+A batch of a stream is decided after the rows of the batch before are published, because rows of both have one producer:
+those of the later batch hide how far the earlier one is.
+
+    begin -> Decide -> NotDecided(decision on the batch before) -> Publish of its parts -> Decide -> Decided -> ...
+
 The first decision on a write counts. A committer whose own decision came later publishes the rows of the first one. So
 any number of committers may run, and any may end anywhere: a later commit of the same write goes on, also one of other
 rows. Two writes of different rows under one name differ in their fingerprint (`has_same_rows`).
@@ -12,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from raymq.store.base.errors import require
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.services.staged_rows import StagedRange
 
@@ -85,30 +91,42 @@ class WriteDecision(NamedTuple):
     staged: StagedRows
     #: the topic of a stream's sink, "": each row names its own; None: unknown, or not of a stream's sink
     topic: str | None = None
+    #: of a stream, the name of the query and the number of the batch; None: the write has producers of its own
+    batch: tuple[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON value that a shard keeps."""
         topic = {} if self.topic is None else {"topic": self.topic}
-        return {"write_id": self.write_id, **topic, **self.staged.to_json()}
+        batch = {} if self.batch is None else {"batch": list(self.batch)}
+        return {"write_id": self.write_id, **topic, **batch, **self.staged.to_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WriteDecision:
         """The decision that a shard returned."""
-        return cls(value["write_id"], StagedRows.from_json(value), value.get("topic"))
+        batch = value.get("batch")
+        return cls(
+            value["write_id"],
+            StagedRows.from_json(value),
+            value.get("topic"),
+            None if batch is None else (batch[0], batch[1]),
+        )
 
 
 # --- effects and events ---------------------------------------------------------------------------
 
 
 class Decide(NamedTuple):
-    """Store the decision, unless there is one; `Decided` follows with the one that counts."""
+    """Store the decision, unless there is one; `Decided` follows with the one that counts, or `NotDecided`."""
 
     decision: WriteDecision
+    #: of a stream: the newest batch whose rows are published, as far as is known
+    complete: int | None = None
 
 
 class Publish(NamedTuple):
-    """Publish more rows of a part of the decision; `PartPublished` follows."""
+    """Publish more rows of a part of a decision; `PartPublished` follows."""
 
+    decision: WriteDecision
     part: StagedPart
 
 
@@ -116,44 +134,62 @@ class Decided(NamedTuple):
     """The decision that counts."""
 
     decision: WriteDecision
+    #: all its rows are published: a later batch is decided
+    is_published: bool = False
+
+
+class NotDecided(NamedTuple):
+    """Nothing is decided before the rows of this batch are published: the last one before."""
+
+    previous: WriteDecision
 
 
 class PartPublished(NamedTuple):
     """So many rows of a part are published."""
 
+    decision: WriteDecision
     part: StagedPart
     rows: int
     is_complete: bool
 
 
 CommitEffect: TypeAlias = Decide | Publish
-CommitEvent: TypeAlias = Decided | PartPublished
+CommitEvent: TypeAlias = Decided | NotDecided | PartPublished
 
 
 class WriteCommit:
     """One commit by one committer. A committer that ended is replaced by another one with rows of its own."""
 
-    def __init__(self, own: WriteDecision) -> None:
+    def __init__(self, own: WriteDecision, *, complete: int | None = None) -> None:
+        """Args: `complete`: as of `Decide`."""
         self._own = own
+        self._complete = complete
         #: the decision that counts; None: not known yet
         self.decision: WriteDecision | None = None
         self._left: set[StagedPart] = set()
 
     def begin(self) -> list[CommitEffect]:
         """The first effects to perform."""
-        return [Decide(self._own)]
+        return [Decide(self._own, self._complete)]
 
     def step(self, event: CommitEvent) -> list[CommitEffect]:
         """Take one event. Returns: the effects to perform, in any order."""
-        if isinstance(event, PartPublished):
-            if not event.is_complete:
-                return [Publish(event.part)]
-            self._left.discard(event.part)
-            return []
+        if isinstance(event, Decided):
+            self.decision = event.decision
+            return [] if event.is_published else self._publish(event.decision)
+        if isinstance(event, NotDecided):
+            require(event.previous.batch is not None, "only a batch has one before")
+            self._complete = event.previous.batch[1]  # type: ignore[index]
+            return self._publish(event.previous) or self.begin()
 
-        self.decision = event.decision
-        self._left = set(event.decision.staged.parts)
-        return [Publish(part) for part in event.decision.staged.parts]
+        if not event.is_complete:
+            return [Publish(event.decision, event.part)]
+        self._left.discard(event.part)
+        return self.begin() if self.decision is None and not self._left else []
+
+    def _publish(self, decision: WriteDecision) -> list[CommitEffect]:
+        self._left = set(decision.staged.parts)
+        return [Publish(decision, part) for part in decision.staged.parts]
 
     @property
     def is_done(self) -> bool:

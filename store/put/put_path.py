@@ -367,6 +367,7 @@ class PutPath:
             request.queue_id,
             request.first_sequence,
             count,
+            may_skip=request.may_skip,
         )
 
         stored_rows = admission.duplicates

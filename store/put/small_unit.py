@@ -81,6 +81,7 @@ class SmallUnit:
         return (
             not self._begins_sequence
             and request.first_sequence > 0
+            and not request.may_skip
             and self._epochs.get(request.producer_id, request.epoch) == request.epoch
             and sequence not in self._sequences
         )
@@ -108,5 +109,5 @@ class SmallUnit:
         if request.producer_id is not None:
             self._sequences.add((request.producer_id, request.topic, request.queue_id))
             self._epochs[request.producer_id] = request.epoch
-            self._begins_sequence = not request.first_sequence
+            self._begins_sequence = not request.first_sequence or request.may_skip
         return appended._replace(count=count, duplicates=stored_rows, last_offset=offset + new - 1)

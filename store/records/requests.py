@@ -29,6 +29,9 @@ class PutRequest(NamedTuple):
     was_staged: bool = False
     #: (IP, port) of the producer, as the connection shows it; None: not known, the records name the store host
     born_host: tuple[str, int] | None = None
+    #: the sequences before the first one may never come: the rows begin a batch of a stream (`StreamBatch`), or are its
+    #: decision. No message of the network has this field either
+    may_skip: bool = False
 
 
 class AppendedRows(NamedTuple):

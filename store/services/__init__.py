@@ -3,6 +3,8 @@
 checkpoint_service  syncs queues, index and configuration files; writes the checkpoint
 transaction         half messages
 staged_rows         rows of writes that are published whole, once they are decided
+stream_batches      the producers that batches of a stream share
+producer_ids        producer ids that names make
 write_decisions     which staged rows a write consists of: the first decision of a write counts
 resolutions         the outcomes of half messages
 retry               send-back of consumers, and the dead letter queue

@@ -3,7 +3,8 @@
 A task puts its rows to the staged topic of the shard of their queue, as a producer of its own. Each row names its real
 topic and queue, as half messages do. The target of a row for later is the timer topic of that shard. A decision names
 ranges of staged rows. `publish` puts the rows of such ranges to their queue, as rows of one producer whose id the
-write's name makes: a row's sequence is its place among the write's rows of that queue. So every published record says
+write's name makes: a row's sequence is its place among the write's rows of that queue. Batches of a stream share one
+(stream_batches.py). So every published record says
 how far the publication came, and the shard recognises what is stored. A call may be repeated by any client, also after
 a crash in the middle. It stores what is missing.
 
@@ -137,27 +138,43 @@ def publish(
     producer_id: int,
     ranges: Sequence[StagedRange],
     is_over: Callable[[], bool],
+    first_sequence: int = 0,
 ) -> Published:
     """Put the rows of `ranges`, in order, to their queue, unless an earlier call has. Callers: any thread.
 
     Args: `producer_id`: of the write in this queue. `ranges`: the same in each call for it. `is_over`: asked after each
-    slice of about 1 MiB: whether this call shall return, although rows are left.
+    slice of about 1 MiB: whether this call shall return, although rows are left. `first_sequence`: of the first row; if
+    it is that of a `StreamBatch`, all earlier batches are complete.
     Durable: nothing, as `MessageStore.put`.
     Raises: OffsetOutOfRange if staged rows were deleted; Rejected if there are not as many as `ranges` says;
     Unavailable while they cannot be read yet; as `MessageStore.put`. The call may be repeated after each.
     """
     total = sum(each.rows for each in ranges)
-    done = _published(store, topic, queue_id, producer_id)
-    appended: AppendedRows | None = None
 
-    for first, batch in _joined(_rows_from(store, topic, queue_id, ranges, done)):
-        if _published(store, topic, queue_id, producer_id) < first:
+    def published() -> int:
+        entry = store.state.producers.get((producer_id, topic, queue_id))
+        rows = 0 if entry is None else entry.next_sequence - first_sequence
+        # Rows of an earlier batch, or of a later one, which begins when all rows of this one are published.
+        return min(max(rows, 0), total)
+
+    appended: AppendedRows | None = None
+    for first, batch in _joined(_rows_from(store, topic, queue_id, ranges, published())):
+        if published() < first:
             raise Unavailable(
                 "a change of the leader took published rows back; publish again",
                 field="ranges",
             )
+        sequence = first_sequence + first
         request = PutRequest(
-            topic, queue_id, batch, producer_id, 0, first, "quorum", was_staged=True
+            topic,
+            queue_id,
+            batch,
+            producer_id,
+            0,
+            sequence,
+            "quorum",
+            was_staged=True,
+            may_skip=not first and sequence > 0,
         )
         appended = store.put(request)
         rows = first + batch.num_rows
@@ -165,12 +182,6 @@ def publish(
             return Published(rows, False, appended)
 
     return Published(total, True, appended)
-
-
-def _published(store: MessageStore, topic: str, queue_id: int, producer_id: int) -> int:
-    """How many rows of a write are in a queue."""
-    entry = store.state.producers.get((producer_id, topic, queue_id))
-    return 0 if entry is None else entry.next_sequence
 
 
 def _joined(slices: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -163,9 +163,12 @@ class ShardState:
         queue_id: int,
         first_sequence: int,
         count: int,
+        *,
+        may_skip: bool = False,
     ) -> Admission:
         """Check a batch's producer, epoch and sequence before anything is stored.
 
+        Args: `may_skip`: the sequences before the first one may never come.
         Returns: how many leading rows are duplicates, and the offset of the first one, if it is known here.
         Raises: Fenced for an old epoch. Rejected for a gap in the sequence, and for a new producer or queue if the
         shard remembers as many as it may.
@@ -180,7 +183,7 @@ class ShardState:
 
         entry = producers.open((producer_id, topic, queue_id))
         if entry is None:
-            if first_sequence:
+            if first_sequence and not may_skip:
                 raise Rejected(
                     f"producer {producer_id:#x} is unknown in queue {queue_id} of {topic} but sent sequence "
                     f"{first_sequence}; a new producer starts at 0",
@@ -190,7 +193,7 @@ class ShardState:
             producers.check_room(producer_id, self.store_time_ms)
             return ALL_NEW
 
-        if first_sequence > entry.next_sequence:
+        if first_sequence > entry.next_sequence and not may_skip:
             raise Rejected(
                 f"producer {producer_id:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
                 f"expected {entry.next_sequence}: the rows between are missing",
@@ -199,7 +202,7 @@ class ShardState:
             )
 
         duplicates = min(count, entry.next_sequence - first_sequence)
-        if not duplicates:
+        if duplicates <= 0:
             return ALL_NEW
         return Admission(duplicates, entry.offset_of(first_sequence), entry.end_offset)
 

@@ -9,6 +9,7 @@ import pytest
 
 from raymq.cluster.staged.write_commit import (
     CommitEffect,
+    CommitEvent,
     Decide,
     Decided,
     PartPublished,
@@ -42,7 +43,7 @@ class Cluster:
     #: queue -> attempt that staged each of its rows
     rows: dict[int, list[int]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
 
-    def perform(self, effect: CommitEffect) -> Decided | PartPublished:
+    def perform(self, effect: CommitEffect) -> CommitEvent:
         """One call: a publication gets one row further."""
         if isinstance(effect, Decide):
             self.first = self.first or effect.decision
@@ -51,7 +52,8 @@ class Cluster:
         published = self.rows[part.queue_id]
         if len(published) < part.rows:
             published.append(part.ranges[0].producer_id)
-        return PartPublished(part, len(published), len(published) == part.rows)
+        is_complete = len(published) == part.rows
+        return PartPublished(effect.decision, part, len(published), is_complete)
 
     def check(self) -> None:
         """Every row is of the first decision."""
@@ -128,7 +130,7 @@ def test_two_committers_and_their_successors_publish_the_rows_of_the_first_decis
 
 def test_a_committer_that_ignores_the_first_decision_is_found() -> None:
     class Stubborn(WriteCommit):
-        def step(self, event: Decided | PartPublished) -> list[CommitEffect]:
+        def step(self, event: CommitEvent) -> list[CommitEffect]:
             if isinstance(event, Decided):
                 event = Decided(self._own)
             return super().step(event)
@@ -149,7 +151,7 @@ def test_a_commit_of_other_rows_completes_the_first_one_and_knows_that_they_diff
     publications = machine.step(Decided(first))
     assert [each.part for each in publications] == list(first.staged.parts)  # type: ignore[union-attr]
     for part in first.staged.parts:
-        machine.step(PartPublished(part, ROWS, True))
+        machine.step(PartPublished(first, part, ROWS, True))
     assert machine.is_done
     assert not machine.has_same_rows
 
