@@ -55,9 +55,9 @@ A shard that is being added does not answer those that are about all shards: des
     init_producer(producer_id)                                      {epoch}
     known_producers(producer_ids)                                   {producer_ids: those that are known}
     fence_producer(producer_id, epoch, topic)                       {sequences: {queue_id: next sequence}}
-    decide_write(decision, complete?)                               {decision: the first one of that write,
+    decide_write(decision, complete)                                {decision: the first one of that write,
                                                                       is_published?}, or
                                                                       {previous: that of the batch to publish before}
-    publish_rows(write_id, topic, queue_id, ranges, batch?)         {rows, is_complete}
+    publish_rows(write_id, topic, queue_id, ranges, batch)          {rows, is_complete}
     delete_expired_files()                                          {}
 """

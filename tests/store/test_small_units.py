@@ -144,10 +144,12 @@ def test_an_unexpected_error_of_one_batch_leaves_the_others(
     begun(store, 7)
     admit = store.store.state.admit
 
-    def faulty(producer_id: int, epoch: int, topic: str, queue_id: int, *rest: int) -> Any:
+    def faulty(
+        producer_id: int, epoch: int, topic: str, queue_id: int, *rest: int, **options: bool
+    ) -> Any:
         if queue_id == 1:
             raise ValueError("a bug")
-        return admit(producer_id, epoch, topic, queue_id, *rest)
+        return admit(producer_id, epoch, topic, queue_id, *rest, **options)
 
     monkeypatch.setattr(store.store.state, "admit", faulty)
     first, faulted, last = append(store, row(0, 7, 1), row(1, 7, 1), row(2, 7, 1))
