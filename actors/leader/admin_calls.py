@@ -333,6 +333,8 @@ class AdminCalls:
         self._host.check_serving()
         store = self._host.store
         decision = call_arguments.check_decision(decision)
+        if complete is not None:
+            call_arguments.check_integer("complete", complete)
         batch = StreamBatch.of(decision)
         if batch is None or write_decisions.is_decided(store, decision["write_id"]):
             return {"decision": self._decide_alone(decision)}

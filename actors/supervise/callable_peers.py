@@ -127,7 +127,7 @@ class _Peer:
             try:
                 self._ask()
             except Exception as error:
-                # Whatever it is, it is no answer. The thread must stay.
+                # No error is an answer. The thread must stay.
                 self._note_failure(error)
             else:
                 self._note_answer()

@@ -190,7 +190,8 @@ def decide_batch(
             return BatchDecision(_read_decision(store, previous), entry.end_offset)
 
     _check_age(store, decision)
-    own = {**decision, "previous": previous} if previous >= 0 else dict(decision)
+    # What a client says of it does not count.
+    own = {**decision, "previous": previous}
     appended = _put(store, own)
     return None if appended.duplicates else BatchDecision(own, appended.end_offset)
 
@@ -199,8 +200,12 @@ def _earlier(store: MessageStore, batch: StreamBatch, offset: int) -> dict[str, 
     """The decision on a batch. Args: `offset`: of that on the last one. Raises: as `decide_batch`."""
     found = _read_decision(store, offset)
     while _number_of(found) > batch.number:
-        found = _read_decision(store, int(found.get("previous", UNKNOWN_OFFSET)))
-    if _number_of(found) < batch.number:
+        # A record of the network may name any offset: each step goes back, so that the walk ends.
+        offset = min(int(found.get("previous", UNKNOWN_OFFSET)), offset - 1)
+        if offset < 0:
+            break
+        found = _read_decision(store, offset)
+    if _number_of(found) != batch.number:
         raise Rejected(
             f"batch {batch.number} of {batch.query} was passed over: a later one is decided, and these rows would come "
             "after its rows. Use another name, or another checkpoint",

@@ -318,3 +318,21 @@ def test_a_batch_that_is_none_is_refused(shard: ServedShard, batch: Any) -> None
     decision = {"write_id": "w", "staged_ms": 1, "batch": batch}
     with pytest.raises(Rejected, match="batch is"):
         Routes.of(shard.cluster).call(0, "decide_write", {"decision": decision})
+
+
+def test_what_a_client_says_of_the_decision_before_does_not_count(
+    shard: ServedShard, topic: str
+) -> None:
+    # The first one would lead to itself.
+    staged = stage(shard, topic, range(3)).to_json()
+    decision = {"write_id": f"{topic}/3", "batch": [topic, 3], "previous": 1 << 40, **staged}
+    answer = Routes.of(shard.cluster).call(0, "decide_write", {"decision": decision})
+    assert answer["decision"]["previous"] == -1
+    with pytest.raises(Rejected, match=f"batch 1 of {topic} was passed over"):
+        commit(shard, topic, 1, range(3))
+
+
+def test_a_number_of_a_complete_batch_that_is_none_is_refused(shard: ServedShard) -> None:
+    decision = {"write_id": "w", "staged_ms": 1, "batch": ["q", 1]}
+    with pytest.raises(Rejected, match="complete is"):
+        Routes.of(shard.cluster).call(0, "decide_write", {"decision": decision, "complete": "1"})

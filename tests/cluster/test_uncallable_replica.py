@@ -159,7 +159,7 @@ def test_a_replica_that_the_others_cannot_call_hands_over_and_they_name_its_cert
     with socket.create_server(("127.0.0.1", 0)) as free:
         closed = free.getsockname()[1]
     if fault == "a closed port":
-        # As behind a firewall: its server serves what comes, and no call of another replica comes.
+        # As with a firewall: its server serves what comes, and no call of another replica comes.
         shard.endpoints[0] = f"tls://127.0.0.1:{closed}"
     for replica in (1, 2):
         shard.start(replica, certificates["sound"], monkeypatch)

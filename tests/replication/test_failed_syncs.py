@@ -73,15 +73,15 @@ def test_writes_go_on_once_one_of_both_begins_again():
 def test_a_replica_whose_sync_failed_votes_for_no_log_that_lacks_what_it_had_synced():
     script = Script(3, ElectionMachine)
     first = run_and_put(script)
-    behind, other = [node for node in script.nodes if node is not first]
-    # What is confirmed now is not at the replica that is behind.
+    lagging, other = [node for node in script.nodes if node is not first]
+    # What is confirmed now is not at the lagging replica.
     script.world.put(first)
     script.run(1_000, first.id, other.id)
     for node in (first, other):
         fail(script, node)
     script.run(20_000)
-    assert behind.replica is not None
-    assert behind.replica.state is not ElectionState.LEADER
+    assert lagging.replica is not None
+    assert lagging.replica.state is not ElectionState.LEADER
 
 
 @pytest.mark.parametrize("machine", [ElectionMachine, mutants.StaysCompleteAfterAFailedSync])
@@ -90,7 +90,7 @@ def test_with_async_flush_a_failed_sync_may_have_lost_what_was_acknowledged(
 ):
     script = Script(3, machine, flush="async")
     first = run_and_put(script)
-    failed, behind = [node for node in script.nodes if node is not first]
+    failed, lagging = [node for node in script.nodes if node is not first]
     acks = script.world.acks
     script.world.put(first)
     for _ in range(20):
@@ -99,17 +99,17 @@ def test_with_async_flush_a_failed_sync_may_have_lost_what_was_acknowledged(
         for node in (first, failed):
             script.world.tick_node(node)
         packets, script.world.network[:] = list(script.world.network), []
-        script.deliver(each for each in packets if behind.id not in (each.source, each.target))
+        script.deliver(each for each in packets if lagging.id not in (each.source, each.target))
     assert script.world.acks > acks
     fail(script, failed)
     script.world.stop(first)
 
     if machine is ElectionMachine:
-        script.run(30_000, failed.id, behind.id)
-        assert script.state(behind.id) is not ElectionState.LEADER
+        script.run(30_000, failed.id, lagging.id)
+        assert script.state(lagging.id) is not ElectionState.LEADER
     else:
         with pytest.raises(Broken, match="lacks confirmed bytes"):
-            script.run(30_000, failed.id, behind.id)
+            script.run(30_000, failed.id, lagging.id)
 
 
 def test_a_replica_whose_sync_failed_says_whom_it_cannot_call():
