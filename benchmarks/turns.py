@@ -1,4 +1,4 @@
-"""Is this tree quicker than an earlier commit? `python -m benchmarks.turns [COMMIT] [--rounds N] [--quick] [--check]`
+"""Is this tree quicker than an earlier commit? `python -m benchmarks.turns [COMMIT] [--rounds N] [--quick] [--busy] [--check]`
 
 It checks the commit out into a directory of its own and starts a cluster of each tree, in a Ray each. Both take turns
 with bursts of a second: one thread and 64 threads that wait for each receipt, batches of 20 and of 900 rows of which 16
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import floors
+from benchmarks import floors, machine_load
 from benchmarks.floors import Floor, Line, at_least
 from benchmarks.put import Rounds
 
@@ -112,6 +112,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="three rounds")
     parser.add_argument("--directory", type=Path, default=Path.home())
+    machine_load.option(parser)
     floors.options(parser)
     options = parser.parse_args()
 
@@ -120,9 +121,11 @@ def main() -> int:
     with checked_out(options.commit) as tree, contextlib.ExitStack() as workers:
         before = workers.enter_context(contextlib.closing(Worker(tree, options.directory)))
         now = workers.enter_context(contextlib.closing(Worker(ROOT, options.directory)))
-        found = measure(before, now, rounds, SECONDS)
+        with machine_load.load(options.busy):
+            found = measure(before, now, rounds, SECONDS)
     lines = list(table(found, has_floors=options.commit == BEFORE))
-    return floors.report(lines, check=options.check, title=f"now, beside {options.commit}")
+    title = f"now, beside {options.commit}" + (f"; {machine_load.BUSY_TITLE}" if options.busy else "")
+    return floors.report(lines, check=options.check, title=title)
 
 
 if __name__ == "__main__":
