@@ -1,4 +1,4 @@
-"""Is this tree quicker than an earlier commit? `python -m benchmarks.turns [COMMIT] [--rounds N] [--quick] [--busy] [--check]`
+"""Is this tree quicker than an earlier commit? `python -m benchmarks.turns [COMMIT] [--rounds N] [--busy] [--check]`
 
 It checks the commit out into a directory of its own and starts a cluster of each tree, in a Ray each. Both take turns
 with bursts of a second: one thread and 64 threads that wait for each receipt, batches of 20 and of 900 rows of which 16
@@ -124,7 +124,9 @@ def main() -> int:
         with machine_load.load(options.busy):
             found = measure(before, now, rounds, SECONDS)
     lines = list(table(found, has_floors=options.commit == BEFORE))
-    title = f"now, beside {options.commit}" + (f"; {machine_load.BUSY_TITLE}" if options.busy else "")
+    title = f"now, beside {options.commit}" + (
+        f"; {machine_load.BUSY_TITLE}" if options.busy else ""
+    )
     return floors.report(lines, check=options.check, title=title)
 
 
