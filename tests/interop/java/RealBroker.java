@@ -1,7 +1,8 @@
 import com.alibaba.fastjson.JSONObject;
-import java.util.ArrayList;
 import java.util.Collection;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import org.apache.rocketmq.broker.BrokerController;
@@ -82,7 +83,12 @@ final class RealBroker {
         names.shutdown();
     }
 
-    /** Reads a topic from its first message on until as many came as there should be, and then once more. */
+    /**
+     * Reads a topic from its first message on until as many came as there should be, and then once more.
+     *
+     * <p>Each time nothing new came for a while, it begins again: a pull that comes before the broker has loaded a
+     * compacted queue moves the consumer to its end, and a seek beside a pull can lose what that pull brings.
+     */
     private void pull(String topic, int count) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("pullers");
         consumer.setNamesrvAddr(address());
@@ -91,12 +97,11 @@ final class RealBroker {
         consumer.start();
         Collection<MessageQueue> queues = queues(consumer, topic);
         consumer.assign(queues);
-        List<MessageExt> found = new ArrayList<>();
+        Map<String, MessageExt> found = new LinkedHashMap<>();
         long deadline = System.nanoTime() + LIMIT_NANOS;
         long nextSeek = System.nanoTime();
         while (found.size() < count && System.nanoTime() < deadline) {
-            // A pull that comes before the broker has loaded a compacted queue moves the consumer to its end.
-            if (found.isEmpty() && System.nanoTime() >= nextSeek) {
+            if (System.nanoTime() >= nextSeek) {
                 nextSeek = System.nanoTime() + SEEK_NANOS;
                 try {
                     for (MessageQueue queue : queues) {
@@ -107,13 +112,25 @@ final class RealBroker {
                     continue;
                 }
             }
-            found.addAll(consumer.poll(200));
+            if (take(consumer.poll(200), found)) {
+                nextSeek = System.nanoTime() + SEEK_NANOS;
+            }
         }
-        found.addAll(consumer.poll(200));
+        take(consumer.poll(200), found);
         consumer.shutdown();
-        for (MessageExt message : found) {
+        for (MessageExt message : found.values()) {
             say("pulled", message);
         }
+    }
+
+    /** Keeps messages by their places. Returns: whether one of them is new. */
+    private static boolean take(List<MessageExt> messages, Map<String, MessageExt> found) {
+        boolean isNew = false;
+        for (MessageExt message : messages) {
+            String place = message.getQueueId() + ":" + message.getQueueOffset();
+            isNew |= found.putIfAbsent(place, message) == null;
+        }
+        return isNew;
     }
 
     /** The queues of a topic, once the broker has told the name server of it. */
