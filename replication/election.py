@@ -295,8 +295,23 @@ class ResumePuts(NamedTuple):
     reason: str
 
 
+class CopyLog(NamedTuple):
+    """Copy the rest of the log of a replica that cannot lead (`log_copy`), as long as `may_copy` allows it."""
+
+    source: ReplicaProcess
+    #: of the source's last record
+    last_epoch: int
+    #: of the source's log
+    end: int
+
+    @property
+    def recency(self) -> tuple[int, int]:
+        """See `LogFacts.recency`."""
+        return self.last_epoch, self.end
+
+
 ElectionEffect: TypeAlias = (
-    Persist | SendElection | BeginEpoch | StepDown | Confirm | StopPuts | ResumePuts
+    Persist | SendElection | BeginEpoch | StepDown | Confirm | StopPuts | ResumePuts | CopyLog
 )
 
 
@@ -412,6 +427,8 @@ class ElectionMachine:
         self._effects: list[ElectionEffect] = []
         self._log = LogFacts(0, 0, 0)
         self._chance = 0.0
+        #: a sync of the own log has failed
+        self._has_failed = False
         #: when an election begins, or the present one is tried again; None: not known before the first tick
         self._election_ms: int | None = None
         self._leader_heard_ms: int | None = None
@@ -568,7 +585,7 @@ class ElectionMachine:
 
     def _fail_sync(self, event: OwnSyncFailed) -> None:
         """Lead no more, and vote: without the votes of such replicas a sound one might have no majority (R16)."""
-        self._may_be_candidate = False
+        self._may_be_candidate, self._has_failed = False, True
         self._step_down("a sync of the log failed")
         if self.ballot.is_complete and not event.is_complete:
             self.ballot = self.ballot._replace(is_complete=False)
@@ -805,7 +822,10 @@ class ElectionMachine:
             and (message.can_stream or not self._could_lead_instead(recency))
             and not self._refuses_uncallable(sender.id, recency)
         )
-        self._send(sender, PreVoteReply(message.number, granted, self.ballot.is_complete))
+        is_complete = self.ballot.is_complete
+        offers_log = self._has_failed and is_complete and recency < self._log.recency
+        offered = self._log.recency if offers_log else (0, 0)
+        self._send(sender, PreVoteReply(message.number, granted, is_complete, *offered))
 
     @property
     def _may_take_over(self) -> bool:
@@ -846,14 +866,24 @@ class ElectionMachine:
         )
 
     def _take_pre_vote(self, sender: ReplicaProcess, message: PreVoteReply) -> None:
-        """Count one answer to the present question."""
-        if (
-            self.state is ElectionState.PRE_CANDIDATE
-            and message.number == self._question
-            and message.granted
-        ):
+        """Count one answer to the present question, or copy the log that it offers."""
+        if self.state is not ElectionState.PRE_CANDIDATE or message.number != self._question:
+            return
+        if message.granted:
             self._answers[sender.id] = message.is_complete
             self._after_pre_votes()
+        elif message.end > 0 and self.ballot.is_complete:
+            self._effects.append(CopyLog(sender, message.last_epoch, message.end))
+
+    def may_copy(self, offered: tuple[int, int], own: tuple[int, int]) -> bool:
+        """Whether bytes of the log of a replica that cannot lead may be copied, which this log lacks (R16).
+
+        Its records are of epochs that this replica has heard, because the offer came with the ballot's epoch.
+        Args: `offered`, `own`: the recency of both logs. Callers: while nothing else changes the log. A later epoch
+        must refuse what is written.
+        """
+        is_looking = self.state in (ElectionState.FOLLOWER, ElectionState.PRE_CANDIDATE)
+        return is_looking and self.leader is None and own < offered
 
     def _after_pre_votes(self) -> None:
         """Ask for votes once enough replicas would vote."""
@@ -1028,6 +1058,10 @@ class ElectionMachine:
         is_silent = self._misses_majority(leadership.streamed_ms, silence_ms)
         if is_old and is_silent and self._streaming_replicas():
             self._silent_leaderships += 1
+            successor = self._streaming_successor()
+            if successor is not None:
+                # Its own times may be longer than those of this replica, which would lead again before.
+                self._send(ReplicaProcess(successor, 0), TakeOver())
             self._step_down(
                 f"the log streams reached no majority for {silence_ms} ms, although a majority "
                 "answers: is the Replication process of the leader running?"

@@ -183,6 +183,30 @@ class LogReceiver:
         self.dropped += 1
         return []
 
+    def copy(
+        self,
+        source: wire.ReplicaProcess,
+        epoch: int,
+        message: wire.AppendEntries,
+        data: memoryview,
+        log: LogView,
+    ) -> list[ReceiverEffect]:
+        """Take bytes of a log that cannot lead: see `log_copy`. No session with a leader survives it.
+
+        A Reply among the effects says why they are not taken. Nothing is confirmed, and nothing is acknowledged.
+        Args: `epoch`: of this replica's ballot.
+        """
+        header = wire.FrameHeader(self._cluster, self._shard, source, self._me, epoch, session=1)
+        self.leave()
+        try:
+            self.step(header, wire.Hello(0, 0), None, log)
+            effects = self.step(header, message, data, log)
+        finally:
+            self.leave()
+        return [
+            effect for effect in effects if not isinstance(effect, (AdvanceConfirmed, Acknowledge))
+        ]
+
     def header(self) -> wire.FrameHeader:
         """The header of an answer to the present leader."""
         return wire.FrameHeader(

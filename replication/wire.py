@@ -22,7 +22,7 @@ from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from .incarnation import generation_of
 
 MAGIC = b"RmqR"
-VERSION = 3
+VERSION = 4
 
 #: candidates of one Probe
 PROBE_LIMIT = 128
@@ -172,6 +172,9 @@ class PreVoteReply(NamedTuple):
     number: int
     granted: bool
     is_complete: bool
+    #: of a replica that cannot lead, and has more of the log than the candidate: epoch of its last record, and its end
+    last_epoch: int = 0
+    end: int = 0
 
 
 class RequestVote(NamedTuple):
@@ -282,7 +285,7 @@ _LAYOUTS: dict[type[ReplicaMessage], struct.Struct] = {
     Conflict: struct.Struct(">qq"),
     Refusal: struct.Struct(">Bq"),
     PreVote: struct.Struct(">Qqq?"),
-    PreVoteReply: struct.Struct(">Q??"),
+    PreVoteReply: struct.Struct(">Q??qq"),
     RequestVote: struct.Struct(">qq"),
     VoteReply: struct.Struct(">??"),
     AskEpoch: struct.Struct(">Q"),

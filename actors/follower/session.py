@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from raymq.actors.api.shard_api import Frames, SendFrame
 from raymq.actors.supervise.elections import Elections
 from raymq.replication import log_receiver, wire
-from raymq.replication.election import LeaderHeard, LeaderLost
-from raymq.store.base.errors import Corrupt, RayMQError, Rejected
+from raymq.replication.election import CopyLog, LeaderHeard, LeaderLost
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 from raymq.store.log.chain import ChainUnit
 
 #: how often the acknowledging thread checks whether its stream has ended
@@ -95,6 +95,22 @@ class FollowerSession:
     def epoch(self) -> int:
         """The epoch of the frame that is being served."""
         return self._machine.highest_epoch
+
+    def take_copied(self, offer: CopyLog, message: wire.AppendEntries, data: memoryview) -> None:
+        """See `LeaderStreams.take_copied`. Callers: after an error of it, with no later bytes of that copy."""
+        with self._lock:
+            epoch = self._elections.epoch_to_copy(offer)
+            if epoch is None:
+                raise Unavailable(
+                    "this replica has heard a leader, or asks for votes, or has more than that log by now",
+                    field="epoch",
+                )
+            # No match with a leader holds once bytes are replaced.
+            self._matched = (0, 0)
+            for effect in self._machine.copy(offer.source, epoch, message, data, self._log):
+                if isinstance(effect, log_receiver.Reply):
+                    raise Unavailable(f"the logs differ: {effect.message}", field="prev_end")
+                self._change(effect, data)
 
     def matched(self) -> tuple[int, int]:
         """Up to where the log equals that of a leader, 0 before it was compared; and the epoch of that leader."""

@@ -8,6 +8,7 @@
     leader -> follower          Arrow Flight, stream "replicate"    raymq.replication.wire
     replica <-> replica         Arrow Flight, action "elect"        raymq.replication.wire
     replica <-> replica         Arrow Flight, action "log_units"    log_units
+    replica <-> replica         Arrow Flight, action "log_match"    JSON
     CommitLog <-> satellites    shared memory of one machine        actors/shared: control_block, ring, wakeup
     cluster -> shard            Ray actor calls                     ready, endpoint, status, credentials, set_routes,
                                                                     close of ray/actor_classes.py
@@ -15,7 +16,7 @@
 flight_messages  the streams over Arrow Flight, between clients and shards and between replicas
 ray_calls        the calls of a shard's Ray actor, for clients without Flight
 small_puts       small puts as plain bytes, many in one message
-log_units        log bytes from one replica for another one, whose own are damaged
+log_units        log bytes from one replica for another one that lacks them, or whose own are damaged
 
 Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
@@ -40,6 +41,8 @@ A shard that is being added does not answer those that are about all shards: des
     replica_id()                                                    {replica}, between replicas: it can be called
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
     log_units(start, stop)                                          {start, data, units}; Corrupt when damaged here, too
+    log_match(candidates)                                           {candidate: index of the last [unit end, chain
+                                                                      value] that this log has, -1: none, last_end}
 
     operation of the leader                                         result
     move_leader(replica)                                            {}; that replica leads soon, if it can

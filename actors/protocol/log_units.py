@@ -1,4 +1,4 @@
-"""Log bytes from one replica for another one whose own are damaged: the operation `log_units` as JSON."""
+"""Log bytes from one replica for another one that lacks them, or whose own are damaged: `log_units` as JSON."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raymq.store.base.clock import Clock
@@ -131,6 +131,11 @@ class NotedCalls:
         """See `PeerCalls.log_units`."""
         units: SoundBytes = self._noting(lambda: self._calls.log_units(start, stop, timeout_s))
         return units
+
+    def log_match(self, candidates: Sequence[tuple[int, int]], timeout_s: float) -> tuple[int, int]:
+        """See `PeerCalls.log_match`."""
+        found: tuple[int, int] = self._noting(lambda: self._calls.log_match(candidates, timeout_s))
+        return found
 
     def status(self, timeout_s: float) -> dict[str, Any]:
         """What that replica says of itself. Raises: RayMQError."""

@@ -6,6 +6,7 @@ elections     the election machine of the replica, with its ballot on disk
 ballot        the replica's ballot on disk, for its other processes
 election_peers  carries messages of elections to the other replicas
 callable_peers  finds out which other replicas can be called
+log_copier    copies what the log lacks from a replica that cannot lead
 log_repair    mends damaged bytes of the log with those of other replicas
 role          what the process does while it leads, or while it follows
 dispatcher    dispatches confirmed messages, and holds reads that wait

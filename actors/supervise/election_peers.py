@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from raymq.replication.delays import CallTimeout
@@ -40,7 +40,13 @@ class PeerCalls(Protocol):
         """Which replica it is, for `CallablePeers`. Raises: RayMQError, OSError."""
 
     def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
-        """Log bytes [start, stop) of that replica, for `LogRepair`. Raises: RayMQError, OSError."""
+        """Log bytes [start, stop) of that replica, for `LogRepair` and `LogCopier`. Raises: RayMQError, OSError."""
+
+    def log_match(self, candidates: Sequence[tuple[int, int]], timeout_s: float) -> tuple[int, int]:
+        """The last (unit end, chain value) that the log of that replica has, and the end of the last one asked.
+
+        -1: it has none. For `LogCopier`. Raises: RayMQError, OSError.
+        """
 
     def close(self) -> None:
         """Release the connection."""

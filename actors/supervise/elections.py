@@ -19,6 +19,7 @@ from typing import Any
 from raymq.replication.election import (
     Ballot,
     CheckAsked,
+    CopyLog,
     ElectionEffect,
     ElectionEvent,
     ElectionLimits,
@@ -129,6 +130,8 @@ class Elections:
         self.uncallable: Callable[[], frozenset[int]] = frozenset
         #: called with the process of each message that another replica sent by a call of its own. It must not block
         self.on_heard: Callable[[ReplicaProcess], None] = lambda process: None
+        #: called with a log to copy before this replica can be elected. It must not block
+        self.copy_log: Callable[[CopyLog], None] = lambda offer: None
         self.send_frame: SendToReplica = _drop
         log.epoch_floor = ballot.epoch
 
@@ -247,6 +250,15 @@ class Elections:
         # The ballot last: a step of another thread may not have stored it yet.
         return machine.follows(leader, epoch) and machine.ballot == self._stored
 
+    def epoch_to_copy(self, offer: CopyLog) -> int | None:
+        """The epoch under which bytes of an offered log may be written now; None: they may not.
+
+        Callers: while nothing else changes the log. A later epoch refuses the write.
+        """
+        log, epoch = self._log, self._machine.epoch
+        may_copy = self._machine.may_copy(offer.recency, (log.last_epoch, log.end))
+        return epoch if may_copy and self._machine.ballot == self._stored else None
+
     def is_replaced(self, process: ReplicaProcess) -> bool:
         """Whether an operator has given the place of this process's replica to a newer one."""
         return self._machine.is_replaced(process)
@@ -289,6 +301,7 @@ class Elections:
         """Step the machine and persist the ballot. Returns: the messages that may be sent now. Raises: OSError."""
         machine = self._machine
         changes: list[str] = []
+        offers: list[CopyLog] = []
         with self._put_lock:
             led = self.elected_epoch
             now_ms, facts = self._clock.monotonic_ms(), self._facts()
@@ -304,6 +317,8 @@ class Elections:
                 elif isinstance(effect, ResumePuts):
                     self._flags.clear(FENCED)
                     changes.append(f"puts are taken again: {effect.reason}")
+                elif isinstance(effect, CopyLog):
+                    offers.append(effect)
             has_changed = led != self.elected_epoch
 
             if machine.ballot != self._stored:
@@ -316,6 +331,8 @@ class Elections:
                 self._stepped.notify_all()
         for change in changes:
             logger.warning("epoch %d: %s", machine.epoch, change)
+        for offer in offers:
+            self.copy_log(offer)
         if has_changed or isinstance(event, (HandOver, LeaderLost)):
             self.on_change()
         return sends

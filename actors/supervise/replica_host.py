@@ -18,12 +18,13 @@ from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.replication.election import (
+    CopyLog,
     ElectionLimits,
     EpochBegun,
     FollowerHeard,
     HandOver,
 )
-from raymq.replication.wire import ReplicaProcess
+from raymq.replication.wire import PROBE_LIMIT, AppendEntries, ReplicaProcess
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Bug,
@@ -43,7 +44,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.log.mending.sound_bytes import read_sound_bytes
+from raymq.store.log.mending.sound_bytes import find_match, read_sound_bytes
 from raymq.store.log.scrub import scrub_of_log
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES
@@ -52,6 +53,7 @@ from .callable_peers import CallablePeers
 from .dispatcher import Dispatcher
 from .election_peers import ElectionPeers, PeerCalls
 from .elections import Elections
+from .log_copier import LogCopier
 from .log_repair import LogRepair
 from .role import Body, ReplicaRole
 from .supervisor import Supervisor
@@ -75,6 +77,9 @@ class LeaderStreams(Protocol):
 
     def run(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream of a leader until it ends."""
+
+    def take_copied(self, offer: CopyLog, message: AppendEntries, data: memoryview) -> None:
+        """Take bytes of a log that cannot lead. Raises: RayMQError, OSError when they may not, or cannot, be taken."""
 
 
 class RoleClasses(NamedTuple):
@@ -186,6 +191,8 @@ class ReplicaHost:
         self.repair: LogRepair | None = None
         self._peers: ElectionPeers | None = None
         self._callable: CallablePeers | None = None
+        #: copies what this log lacks from a replica that cannot lead; None: no other one may lead
+        self._copier: LogCopier | None = None
         if connect_peer is not None and self.sole_candidate is None:
             others = [each for each in self.members if each != self._replica_id]
             self._peers = ElectionPeers(others, connect_peer, receive=self._take_answer)
@@ -392,6 +399,9 @@ class ReplicaHost:
         self.elections.on_change = self.supervisor.wake_commit_log
         self.elections.is_writable = self._is_disk_writable
         self.elections.can_stream = partial(self.supervisor.works, "replication")
+        if self._connect_peer is not None and self.sole_candidate is None:
+            self._copier = LogCopier(log, self._connect_peer, take=self.streams.take_copied)
+            self.elections.copy_log = self._copier.offer
         self.dispatcher.wake()
 
     def _on_dispatched(self) -> None:
@@ -721,6 +731,18 @@ class ReplicaHost:
         check_integer("stop", stop)
         return pack_sound_bytes(read_sound_bytes(self.log, start, stop))
 
+    def _op_log_match(self, candidates: list[list[int]]) -> dict[str, Any]:
+        """Up to where the log of another replica, with these (unit end, chain value), equals this one."""
+        if not 0 < len(candidates) <= PROBE_LIMIT:
+            raise Rejected(
+                f"candidates must be 1 to {PROBE_LIMIT} places, got {len(candidates)}",
+                field="candidates",
+                limit=PROBE_LIMIT,
+                found=len(candidates),
+            )
+        places = [(int(end), int(value)) for end, value in candidates]
+        return {"candidate": find_match(self.log, places), "last_end": places[-1][0]}
+
     def replicate(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream of a leader until it ends."""
         self.streams.run(frames, send)
@@ -743,9 +765,11 @@ class ReplicaHost:
         bodies["compaction"] = lambda: self.compaction.run(self.is_stopping, self.clock)
         if self.config.scrub_bytes_per_s:
             bodies["scrub"] = lambda: self.scrub.run(self.is_stopping)
-        repair = self.repair
+        repair, copier = self.repair, self._copier
         if repair is not None:
             bodies["repair"] = lambda: repair.run(self.is_stopping)
+        if copier is not None:
+            bodies["copy"] = lambda: copier.run(self.is_stopping)
 
         self._threads = self._make_threads(bodies)
         undo.callback(self._end_threads)
@@ -1026,6 +1050,8 @@ class ReplicaHost:
         self.scrub.wake()
         if self.repair is not None:
             self.repair.wake()
+        if self._copier is not None:
+            self._copier.wake()
         self.log.allocator.wake()
         self.compaction.wake()
         self.maintenance.wake()

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -408,6 +408,12 @@ class ReplicaCalls:
         """Log bytes [start, stop) of that replica. Raises: RayMQError; Corrupt if that replica has damage there."""
         arguments = {"start": start, "stop": stop}
         return unpack_sound_bytes(self._connection.call("log_units", arguments, timeout=timeout_s))
+
+    def log_match(self, candidates: Sequence[tuple[int, int]], timeout_s: float) -> tuple[int, int]:
+        """See `PeerCalls.log_match`. Raises: RayMQError."""
+        arguments = {"candidates": [list(each) for each in candidates]}
+        answer = self._connection.call("log_match", arguments, timeout=timeout_s)
+        return int(answer["candidate"]), int(answer["last_end"])
 
     def status(self, timeout_s: float) -> dict[str, Any]:
         """What that replica says of itself. Raises: RayMQError."""

@@ -6,9 +6,10 @@ depend on them.
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from raymq.actors.follower import follower
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.follower.session import FollowerSession
 from raymq.actors.leader import leader
+from raymq.actors.protocol.log_units import unpack_sound_bytes
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import FollowerProgress
 from raymq.actors.shared.heartbeat import ITERATION_MAX_MS
@@ -39,6 +41,7 @@ from raymq.store.base.errors import (
 )
 from raymq.store.base.running_flags import DISK_FULL, FENCED
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.records.requests import AppendedRows, FetchRequest
 from raymq.store.state.shard_state import COMPLETE_REPLICAS
 from tests.support.batches import request
@@ -77,6 +80,19 @@ class Link:
         self._check(self._called, self._caller)
         return self._called
 
+    def log_match(self, candidates: Sequence[tuple[int, int]], timeout_s: float) -> tuple[int, int]:
+        answer = self._call("log_match", candidates=[list(each) for each in candidates])
+        return answer["candidate"], answer["last_end"]
+
+    def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
+        self._shard.copied.append((self._called, start))
+        return unpack_sound_bytes(self._call("log_units", start=start, stop=stop))
+
+    def _call(self, op: str, **args: Any) -> dict[str, Any]:
+        self._check(self._caller, self._called)
+        answer = self._shard.hosts[self._called].call(op, json.loads(json.dumps(args)))
+        return json.loads(json.dumps(answer))
+
     def _check(self, source: int, target: int) -> None:
         if (source, target) in self._shard.cut or self._called not in self._shard.hosts:
             raise Unavailable("no answer")
@@ -92,6 +108,8 @@ class Shard:
         self.hosts: dict[int, ReplicaHost] = {}
         #: (from, to) of messages that are lost
         self.cut: set[tuple[int, int]] = set()
+        #: (replica, physical offset) of bytes that others asked for
+        self.copied: list[tuple[int, int]] = []
         #: errors that the next calls of other replicas raise
         self.faults: list[Exception] = []
         self._incarnation = 0
@@ -281,6 +299,86 @@ def test_the_third_replica_leads_after_the_syncs_of_two_have_failed_one_after_th
         wait_until(lambda: shard.hosts[failed[-1]].stop_error is not None, "it has stopped")
         shard.wait_leader(other_than=leading)
     assert shard.wait_leader() not in failed
+
+
+def fill(host: ReplicaHost, rows: int = 3) -> int:
+    """A leader stores messages in a topic, synced. Returns: the end of its log."""
+    host.store.create_topic("t", 1, [0])
+    for row in range(rows):
+        host.put(request([b"%d" % row * 50_000]))
+    host.log.sync()
+    return host.log.end
+
+
+def fail_sync(host: ReplicaHost) -> None:
+    host.supervisor.poison("fdatasync: errno 5")
+    wait_until(lambda: host.stop_error is not None, "it has stopped")
+
+
+def bytes_of(host: ReplicaHost, end: int) -> list[bytes]:
+    size = CONFIG.segment_size_bytes
+    return [
+        bytes(host.log.reads.raw(start, min(end, start + size))) for start in range(0, end, size)
+    ]
+
+
+def test_a_replica_copies_what_it_lacks_from_one_whose_sync_failed_and_leads(shard: Shard) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    end = fill(shard.hosts[first], rows=12)
+    assert end > 2 * CONFIG.segment_size_bytes
+    away, lagging = [each for each in range(3) if each != first]
+    shard.kill(away)
+    # What was written after the sync that failed is not copied.
+    shard.hosts[first].put(request([b"not synced"]))
+    fail_sync(shard.hosts[first])
+
+    assert shard.wait_leader(other_than=first) == lagging
+    host = shard.hosts[lagging]
+    assert bytes_of(host, end) == bytes_of(shard.hosts[first], end)
+    assert host.led is not None
+    assert {replica for replica, _ in shard.copied} == {first}
+    with pytest.raises(Unavailable, match="up to"):
+        shard.hosts[first].call("log_units", {"start": end, "stop": end + 1})
+
+
+def test_records_of_an_earlier_leader_that_no_other_replica_has_give_way_to_copied_ones(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    fill(shard.hosts[first], rows=2)
+    private = bytes_of(shard.hosts[first], shard.hosts[first].log.end)
+    shard.isolate(first)
+    second = shard.wait_leader(other_than=first)
+    end = fill(shard.hosts[second], rows=1)
+    shard.kill(3 - first - second)
+    shard.cut.clear()
+    host = shard.hosts[first]
+    wait_until(lambda: host.leader_hint()["replica"] == second, "it hears the new leader")
+    fail_sync(shard.hosts[second])
+
+    assert shard.wait_leader(other_than=second) == first
+    assert bytes_of(host, end) == bytes_of(shard.hosts[second], end)
+    assert bytes_of(host, end)[0] != private[0][:end]
+
+
+def test_a_log_is_matched_by_places_that_it_has_and_that_do_not_change_any_more(
+    shard: Shard,
+) -> None:
+    shard.start_all()
+    host = shard.hosts[shard.wait_leader()]
+    end = fill(host)
+    units = host.log.chain.units(0, end)
+    places = [[unit.end, unit.value] for unit in units]
+    # Nothing is confirmed, and no sync has failed.
+    assert host.call("log_match", {"candidates": places}) == {"candidate": -1, "last_end": end}
+    fail_sync(host)
+    assert host.call("log_match", {"candidates": places})["candidate"] == len(units) - 1
+    wrong = [places[0], [places[1][0], 7]]
+    assert host.call("log_match", {"candidates": wrong})["candidate"] == 0
+    with pytest.raises(Rejected, match="candidates"):
+        host.call("log_match", {"candidates": []})
 
 
 @pytest.fixture

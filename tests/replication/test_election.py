@@ -436,6 +436,14 @@ def test_a_leader_whose_log_streams_reach_a_majority_stays(members: int, streams
     assert replica.machine.leads
 
 
+def test_a_leader_whose_log_streams_are_silent_asks_its_successor_whose_own_wait_may_be_longer():
+    replica = leader(5)
+    replica.effects.clear()
+    lead_on(replica, 2 * LIMITS.stream_silence_ms)
+    assert replica.had(r.StepDown)
+    assert [each.addressee.id for each in replica.sent(wire.TakeOver)] == [1]
+
+
 def test_a_leader_that_no_other_can_replace_is_silent_for_twice_as_long_the_next_time():
     replica = leader(2)
     for silence_ms in (10_000, 20_000, 40_000):

@@ -1,6 +1,8 @@
-"""A replica of which a sync has failed leads no more and stores nothing more, and votes: so a sound one can lead."""
+"""A replica of which a sync has failed leads no more and stores nothing. It votes, and gives what it had synced."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from raymq.replication.election import ElectionMachine, ElectionState
 from tests.replication.simulate import mutants
 from tests.replication.simulate.schedules import Script
 from tests.replication.simulate.store import Broken
-from tests.replication.simulate.world import Node
+from tests.replication.simulate.world import CopyStep, Node
 from tests.replication.test_election import follower, leader
 
 
@@ -70,18 +72,150 @@ def test_writes_go_on_once_one_of_both_begins_again():
     assert script.world.confirmations > confirmations
 
 
+class Lagging:
+    """The syncs of two replicas of three have failed, and the third one lacks what both had confirmed."""
+
+    def __init__(
+        self,
+        machine: type[ElectionMachine] = ElectionMachine,
+        *,
+        puts: int = 1,
+        flush: str = "sync",
+    ) -> None:
+        self.script = Script(3, machine, flush=flush)
+        self.world = self.script.world
+        self.first = run_and_put(self.script)
+        self.lagging, self.other = [node for node in self.script.nodes if node is not self.first]
+        for _ in range(puts):
+            self.world.put(self.first)
+            self.script.run(100, self.first.id, self.other.id)
+        self.confirmed = len(self.world.confirmed)
+        assert len(self.lagging.log.data) < self.confirmed
+
+    def fail_both(self) -> None:
+        for node in (self.first, self.other):
+            fail(self.script, node)
+
+
 def test_a_replica_whose_sync_failed_votes_for_no_log_that_lacks_what_it_had_synced():
-    script = Script(3, ElectionMachine)
+    shard = Lagging(mutants.CopiesNothing)
+    shard.fail_both()
+    shard.script.run(60_000)
+    assert shard.script.state(shard.lagging.id) is not ElectionState.LEADER
+
+
+@pytest.mark.parametrize("puts", [1, 40], ids=["one record", "several segments"])
+def test_the_third_replica_copies_what_it_lacks_from_those_that_cannot_lead_and_leads(puts: int):
+    shard = Lagging(puts=puts)
+    shard.fail_both()
+    shard.script.run(10_000)
+    assert shard.script.leader() is shard.lagging
+    assert shard.lagging.log.equals(shard.world.confirmed)
+    assert len(shard.lagging.log.data) > shard.confirmed
+
+
+def test_a_record_that_only_an_earlier_leader_had_gives_way_to_the_copied_ones():
+    shard = Lagging()
+    script, world = shard.script, shard.world
+    # The lagging replica leads, and no other one gets what it is sent.
+    script.run(10_000)
+    world.step(shard.first, r.HandOver(shard.lagging.id))
+    script.run(2_000)
+    assert script.leader() is shard.lagging
+    world.put(shard.lagging)
+    end = len(shard.lagging.log.data)
+    private = bytes(shard.lagging.log.data)
+    world.network.clear()
+    script.run(10_000, shard.first.id, shard.other.id)
+    world.put(next(node for node in (shard.first, shard.other) if node.takes_puts))
+    script.run(500, shard.first.id, shard.other.id)
+    shard.fail_both()
+
+    script.run(60_000)
+    assert script.leader() is shard.lagging
+    assert shard.lagging.log.equals(world.confirmed)
+    assert bytes(shard.lagging.log.data[:end]) != private
+
+
+def test_of_a_log_that_lacks_what_was_reported_as_durable_nothing_is_copied():
+    shard = Lagging(flush="async")
+    for node in (shard.first, shard.other):
+        # What was written was reported.
+        node.log.synced_end -= 1
+    shard.fail_both()
+    shard.script.run(60_000)
+    assert shard.script.state(shard.lagging.id) is not ElectionState.LEADER
+    assert len(shard.lagging.log.data) < shard.confirmed
+
+
+@pytest.mark.parametrize("machine", [ElectionMachine, mutants.CopiesOverANewerLog])
+def test_a_copy_that_comes_late_replaces_nothing_that_a_later_leader_has_confirmed(
+    machine: type[ElectionMachine],
+):
+    script = Script(5, machine)
+    world = script.world
     first = run_and_put(script)
-    lagging, other = [node for node in script.nodes if node is not first]
-    # What is confirmed now is not at the lagging replica.
-    script.world.put(first)
-    script.run(1_000, first.id, other.id)
-    for node in (first, other):
-        fail(script, node)
-    script.run(20_000)
-    assert lagging.replica is not None
-    assert lagging.replica.state is not ElectionState.LEADER
+    lagging, failed, *others = [node for node in script.nodes if node is not first]
+    # One replica syncs more than all the others, and nobody confirms it.
+    world.put(first)
+    script.run(100, first.id, failed.id)
+    fail(script, failed)
+    world.stop(first)
+    while not any(isinstance(each.event, CopyStep) for each in world.network):
+        world.now += 50
+        world.tick_node(lagging)
+        packets, world.network[:] = list(world.network), []
+        script.deliver(
+            each for each in packets if {each.source, each.target} <= {failed.id, lagging.id}
+        )
+    late = [each for each in world.network if isinstance(each.event, CopyStep)]
+    world.network.clear()
+
+    # Meanwhile a leader without these bytes is elected, and the others confirm its records.
+    ids = [lagging.id, *(node.id for node in others)]
+    world.step(others[0], r.ElectionTick(0.0))
+    script.run(20_000, *ids)
+    leader = script.leader()
+    for _ in range(3):
+        world.put(leader)
+        script.run(200, *ids)
+    confirmed = len(world.confirmed)
+    assert lagging.log.confirmed_end > 0
+
+    # The answers come once this replica, which follows, hears no leader.
+    script.run(20_000, lagging.id)
+    world.network[:] = late
+
+    def answer() -> None:
+        for _ in range(20):
+            packets, world.network[:] = list(world.network), []
+            script.deliver(each for each in packets if isinstance(each.event, CopyStep))
+
+    if machine is ElectionMachine:
+        answer()
+        assert len(lagging.log.data) >= confirmed
+        assert lagging.log.equals(world.confirmed)
+    else:
+        with pytest.raises(Broken, match="below this follower's confirmed offset"):
+            answer()
+
+
+def test_only_a_replica_that_cannot_lead_offers_its_log_and_only_to_one_that_lacks_some_of_it():
+    def asked(voter: Any, end: int) -> wire.PreVoteReply:
+        voter.effects.clear()
+        voter.hear(2, wire.PreVote(1, 1, end))
+        (reply,) = voter.sent(wire.PreVoteReply)
+        return reply.message
+
+    sound = follower()
+    assert asked(sound, 0)[3:] == (0, 0)
+    failed = follower()
+    failed.step(r.OwnSyncFailed())
+    assert asked(failed, 0)[3:] == failed.log.recency
+    assert asked(failed, 1 << 40)[3:] == (0, 0)
+    incomplete = follower()
+    incomplete.step(r.OwnSyncFailed(is_complete=False))
+    assert asked(incomplete, 0)[3:] == (0, 0)
 
 
 @pytest.mark.parametrize("machine", [ElectionMachine, mutants.StaysCompleteAfterAFailedSync])

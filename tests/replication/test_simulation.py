@@ -65,6 +65,19 @@ def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: in
     assert figures["confirmations"] > 4 * figures["runs"]
 
 
+@pytest.mark.parametrize("members", [3, 5])
+def test_after_failed_syncs_of_several_replicas_nothing_is_lost_and_others_copy_what_they_lack(
+    members: int,
+):
+    figures = run_seeds(
+        range(RUNS[members] // 2 * FACTOR), members=members, steps=STEPS, fails_syncs=True
+    )
+    print(f"{members} replicas:", dict(figures))
+    assert figures["failed syncs"] > 2 * figures["runs"]
+    assert figures["ranges copied"] > 0
+    assert figures["confirmations"] > 4 * figures["runs"]
+
+
 @pytest.mark.parametrize(("replicas", "runs"), [(2, 60), (3, 120), (5, 40)])
 def test_a_shard_of_one_replica_that_gets_further_ones_loses_nothing(replicas: int, runs: int):
     figures = run_seeds(

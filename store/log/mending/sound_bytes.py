@@ -1,6 +1,8 @@
-"""What a replica gives to another one that has lost bytes: its own bytes, compared with its own chain before."""
+"""What a replica gives to another one that lacks bytes: its own bytes, compared with its own chain before."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
@@ -21,6 +23,24 @@ def mendable_end(log: CommitLog) -> int:
     return min(log.synced, log.confirmed)
 
 
+def given_end(log: CommitLog) -> int:
+    """Bytes below this are given to other replicas.
+
+    After a failed sync that is all that was synced: the log does not change any more, and no other replica may have it.
+    """
+    return log.synced if log.sync_failed else mendable_end(log)
+
+
+def find_match(log: CommitLog, candidates: Sequence[tuple[int, int]]) -> int:
+    """The last of these (unit end, chain value) that this log has below `given_end`; -1: none."""
+    end, chain = given_end(log), log.chain
+    for index in range(len(candidates) - 1, -1, -1):
+        offset, value = candidates[index]
+        if log.start <= offset <= end and chain.value_at(offset) == value:
+            return index
+    return -1
+
+
 def window_of(log: CommitLog, start: int, stop: int) -> ChainWindow:
     """The chain units of [start, stop), as the files of this log's chain have them. Raises: FileNotFoundError."""
     size = log.config.segment_size_bytes
@@ -31,7 +51,7 @@ def read_sound_bytes(log: CommitLog, start: int, stop: int) -> SoundBytes:
     """Log bytes [start, stop), after all units that they are in were compared with their CRCs.
 
     Raises: Rejected for a range that is empty, too large or in two files. OffsetOutOfRange for deleted bytes.
-    Unavailable for bytes that are not confirmed here. Corrupt if this replica's own bytes, or its chain, are damaged.
+    Unavailable for bytes above `given_end`. Corrupt if this replica's own bytes, or its chain, are damaged.
     """
     size = log.config.segment_size_bytes
     in_one_file = segment_start_of(start, size) == segment_start_of(max(start, stop - 1), size)
@@ -45,7 +65,7 @@ def read_sound_bytes(log: CommitLog, start: int, stop: int) -> SoundBytes:
     if start < log.start:
         fault = f"the log begins at {log.start}; the bytes at {start} were deleted"
         raise OffsetOutOfRange(fault, min=log.start, max=log.end, offset=start)
-    window = _window_below(log, start, stop, mendable_end(log))
+    window = _window_below(log, start, stop, given_end(log))
 
     parts = []
     for unit in window.units:

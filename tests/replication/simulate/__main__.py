@@ -24,6 +24,7 @@ def main() -> None:
         default=0,
         help="a shard of one replica gets so many (with --members 1)",
     )
+    parser.add_argument("--fails-syncs", action="store_true", help="syncs of several replicas fail")
     options = parser.parse_args()
 
     began = time.perf_counter()
@@ -35,6 +36,7 @@ def main() -> None:
         replaces=options.replaces,
         deletes=options.deletes,
         grows=options.grows,
+        fails_syncs=options.fails_syncs,
     )
     rate = figures["steps"] / (time.perf_counter() - began)
     print(f"{rate:.0f} steps/s", dict(figures))

@@ -25,11 +25,19 @@ def run_seeds(
     replaces: bool = False,
     deletes: bool = False,
     grows: int = 0,
+    fails_syncs: bool = False,
 ) -> Counter[str]:
     """Run each seed. Returns: how often everything happened. Raises: Broken, with the command that repeats the run."""
     figures: Counter[str] = Counter()
     for seed in seeds:
-        chaos = Chaos(seed, members=members, replaces=replaces, deletes=deletes, grows=grows)
+        chaos = Chaos(
+            seed,
+            members=members,
+            replaces=replaces,
+            deletes=deletes,
+            grows=grows,
+            fails_syncs=fails_syncs,
+        )
         try:
             chaos.run(steps)
         except Exception as error:
@@ -37,6 +45,7 @@ def run_seeds(
             options += " --replaces" if replaces else ""
             options += " --deletes" if deletes else ""
             options += f" --grows {grows}" if grows else ""
+            options += " --fails-syncs" if fails_syncs else ""
             raise Broken(f"python -m tests.replication.simulate {options}: {error!r}") from error
         world = chaos.world
         figures.update(chaos.faults)
@@ -45,6 +54,7 @@ def run_seeds(
         figures.update(acks=world.acks, duplicates=world.duplicates)
         figures["refused gaps"] += world.refusals
         figures["logs begun later"] += world.begun_later
+        figures["ranges copied"] += world.copied
     return figures
 
 
@@ -64,9 +74,11 @@ class Chaos:
         replaces: bool = False,
         deletes: bool = False,
         grows: int = 0,
+        fails_syncs: bool = False,
     ) -> None:
         """Args: `replaces`: an operator replaces replicas, and some of the replaced ones still run. `deletes`: replicas
         delete their oldest segments, each at its own time. `grows`: an operator gives a shard of one replica so many.
+        `fails_syncs`: syncs fail often, of several replicas at a time, whose processes go on.
         """
         self.rng = rng = random.Random(seed)
         self.world = world(
@@ -122,6 +134,9 @@ class Chaos:
         if deletes:
             self.actions.append(self.delete)
             self.weights.append(2.0)
+        if fails_syncs:
+            self.actions += [self.fail_sync, self.end_failed]
+            self.weights += [0.5, 0.2]
         #: the rest of the operator's steps
         self.growth = self.grow_to(grows) if grows else iter(())
         self.is_grown = not grows
@@ -291,6 +306,12 @@ class Chaos:
         ):
             self.faults["failed syncs"] += 1
             self.world.fail_sync(node)
+
+    def end_failed(self) -> None:
+        """An operator ends the process of a replica whose sync failed."""
+        failed = [each for each in self.world.nodes if each.failed_end is not None and each.is_up]
+        if failed:
+            self.world.stop(self.rng.choice(failed))
 
     def rot(self) -> None:
         node = self.any_node()

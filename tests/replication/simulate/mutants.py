@@ -207,6 +207,20 @@ class StaysCompleteAfterAFailedSync(ElectionMachine):
         super()._fail_sync(r.OwnSyncFailed())
 
 
+class CopiesNothing(ElectionMachine):
+    """Rule R16: a replica copies what it lacks from one that cannot lead. Without it only the votes are left."""
+
+    def may_copy(self, offered: tuple[int, int], own: tuple[int, int]) -> bool:
+        return False
+
+
+class CopiesOverANewerLog(ElectionMachine):
+    """Rule R16: nothing is copied any more once the log here has something that the offered one lacks."""
+
+    def may_copy(self, offered: tuple[int, int], own: tuple[int, int]) -> bool:
+        return super().may_copy((1 << 60, 0), own)
+
+
 class LeadsOnWithSilentStreams(ElectionMachine):
     """Rule R16: a leader whose log streams are silent for long lets another replica lead."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from raymq.replication import election as r
 from raymq.replication import wire
 from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
 from raymq.replication.incarnation import make_incarnation
+from raymq.replication.log_copy import LogCopy, LogRange
 from raymq.replication.log_receiver import (
     Acknowledge,
     AdoptUnits,
@@ -19,6 +20,7 @@ from raymq.replication.log_receiver import (
     BeginAt,
     HaltReplica,
     LogReceiver,
+    ReceiverEffect,
     Reply,
     Truncate,
     bytes_of,
@@ -38,6 +40,7 @@ from raymq.replication.log_sender import (
 from raymq.replication.log_sender import Send as SendFrame
 from raymq.replication.quorum import published_end
 from raymq.replication.wire import FrameHeader, ReplicaMessage, ReplicaProcess
+from raymq.store.log.mending.fitting import SoundBytes
 from tests.support.mirror_world import CLUSTER, SEGMENT_BYTES
 
 from .store import (
@@ -51,6 +54,8 @@ from .store import (
 )
 
 FRAME_BYTES = 300
+#: of one question of a copy
+RANGE_BYTES = 200
 #: of the producers that send at the same time, the queue of each
 PRODUCER_QUEUES = (0, 1, 0, 1)
 #: messages of one producer under way
@@ -90,14 +95,30 @@ class WaitingPut(NamedTuple):
     end: int
 
 
+@dataclass(eq=False)
+class NodeCopy:
+    """A copy of another replica's log that one process makes."""
+
+    process: ReplicaProcess
+    offer: r.CopyLog
+    copy: LogCopy
+
+
+class CopyStep(NamedTuple):
+    """A question of a copy, or its answer."""
+
+    copy: NodeCopy
+    message: wire.Probe | LogRange | wire.ProbeReply | SoundBytes
+
+
 @dataclass
 class Packet:
-    """A message under way. `connection` is None for those of elections, which need none."""
+    """A message under way. `connection` is None for those of elections and copies, which need none."""
 
     source: int
     target: int
     connection: int | None
-    event: r.Received | tuple[FrameHeader, ReplicaMessage, bytes | None]
+    event: r.Received | CopyStep | tuple[FrameHeader, ReplicaMessage, bytes | None]
     #: it comes back over the call that brought the question
     is_answer: bool = False
 
@@ -255,7 +276,7 @@ class World:
         self.stored = ShardState()
         #: epoch -> its leader
         self.leaders: dict[int, ReplicaProcess] = {}
-        self.elections = self.confirmations = self.begun_later = 0
+        self.elections = self.confirmations = self.begun_later = self.copied = 0
 
         self.producers = [Producer(number, queue) for number, queue in enumerate(PRODUCER_QUEUES)]
         self.producer_count = len(self.producers)
@@ -505,6 +526,8 @@ class World:
                 node.puts_stopped = True
             elif isinstance(effect, r.ResumePuts):
                 node.puts_stopped = False
+            elif isinstance(effect, r.CopyLog):
+                self.begin_copy(node, effect)
 
     def begin_epoch(self, node: Node, epoch: int) -> None:
         self.elections += 1
@@ -789,6 +812,8 @@ class World:
         elif isinstance(packet.event, r.Received):
             caller = None if packet.is_answer else packet.source
             self.step(target, packet.event, caller=caller)
+        elif isinstance(packet.event, CopyStep):
+            self.take_copy_step(target, packet.source, packet.event)
         elif target.connections.get(packet.source) == packet.connection:
             header, message, _ = packet.event
             self.take_answer(target, packet.source, header, message)
@@ -847,7 +872,15 @@ class World:
             return
 
         data = None if body is None else memoryview(body)
-        for effect in receiver.step(header, message, data, log):
+        for reply in self.change(node, receiver.step(header, message, data, log), data):
+            answer(receiver.header(), reply)
+
+    def change(
+        self, node: Node, effects: list[ReceiverEffect], data: memoryview | None
+    ) -> Iterator[ReplicaMessage]:
+        """Perform the effects of a receiver. Yields: the replies."""
+        log = node.log
+        for effect in effects:
             if isinstance(effect, AppendUnits | AdoptUnits):
                 units = list(effect.units)
                 assert data is not None
@@ -868,7 +901,83 @@ class World:
             elif isinstance(effect, Acknowledge):
                 self.acknowledge(node)
             elif isinstance(effect, Reply):
-                answer(receiver.header(), effect.message)
+                yield effect.message
+
+    # --- copies -----------------------------------------------------------------------------------
+
+    def begin_copy(self, node: Node, offer: r.CopyLog) -> None:
+        """A replica copies a log that cannot lead. Another copy of it may be under way."""
+        log = node.log
+        copy = LogCopy(
+            log,
+            len(log.data),
+            offer.end,
+            log_start=log.start,
+            segment_size_bytes=SEGMENT_BYTES,
+            range_bytes=RANGE_BYTES,
+        )
+        self.ask_for_copy(node, NodeCopy(node.process, offer, copy))
+
+    def ask_for_copy(self, node: Node, copy: NodeCopy) -> None:
+        question = copy.copy.question
+        if question is not None:
+            step = CopyStep(copy, question)
+            self.network.append(Packet(node.id, copy.offer.source.id, None, step))
+
+    def take_copy_step(self, node: Node, source: int, step: CopyStep) -> None:
+        """A question reaches the source of a copy, or an answer the process that makes it."""
+        copy, message = step
+        if isinstance(message, wire.Probe | LogRange):
+            answer = self.answer_copy(node, message)
+            if answer is not None:
+                packet = Packet(node.id, source, None, CopyStep(copy, answer), is_answer=True)
+                self.network.append(packet)
+            return
+        if node.process != copy.process or node.is_poisoned:
+            return
+
+        if isinstance(message, wire.ProbeReply):
+            copy.copy.take_match(*message)
+        else:
+            units = copy.copy.take_range(message)
+            if units is not None and not self.take_copied(node, copy.offer, *units):
+                return
+        self.ask_for_copy(node, copy)
+
+    def answer_copy(
+        self, node: Node, question: wire.Probe | LogRange
+    ) -> wire.ProbeReply | SoundBytes | None:
+        """What a replica gives of its log: what it had synced, if a sync has failed, else what is confirmed."""
+        log = node.log
+        end = min(log.synced_end, log.confirmed_end)
+        if node.failed_end is not None:
+            end = node.failed_end
+        if isinstance(question, wire.Probe):
+            held = [
+                index
+                for index, (offset, value) in enumerate(question.candidates)
+                if offset <= end and log.chain_value_at(offset) == value
+            ]
+            return wire.ProbeReply(max(held, default=-1), question.candidates[-1][0])
+        start, stop = question
+        if start < log.start or stop > end:
+            return None
+        units = [unit for unit in log.units if unit.start < stop and start < unit.end]
+        return SoundBytes(start, bytes(log.data[start:stop]), units)
+
+    def take_copied(
+        self, node: Node, offer: r.CopyLog, message: wire.AppendEntries, data: memoryview
+    ) -> bool:
+        """Store what was copied. Returns: whether the copy goes on."""
+        replica, receiver, log = node.replica, node.receiver, node.log
+        assert replica is not None
+        assert receiver is not None
+        if not replica.may_copy(offer.recency, (log.last_epoch, len(log.data))):
+            return False
+        effects = receiver.copy(offer.source, replica.epoch, message, data, log)
+        replies = list(self.change(node, effects, data))
+        self.copied += not replies
+        return not replies
 
     def acknowledge(self, node: Node) -> None:
         """Send the follower's ack to the leader of its session."""
