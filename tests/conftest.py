@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from raymq.actors.shared.idle_cores import IdleCores
+from tests.support import durations
 from tests.support.background import is_background, replace_items
 from tests.support.leftovers import claim, sweep
 from tests.support.loop_disk import can_mount
@@ -153,6 +154,11 @@ def work_beside(item: pytest.Item) -> tuple[Callable[[Any], Any], Any] | None:
         return run, program.args[0]
     beside = item.get_closest_marker("beside")
     return None if beside is None else (beside.args[0], beside.args[1])
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how long it took."""
+    durations.note(report)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from .durations import WAITS
 from .programs import raise_exit
 from .workers import Workers, end_with_parent
 
@@ -101,6 +102,7 @@ class BackgroundItem(pytest.Item):
         self._workers = workers
         # It may wait for all modules before; the second pytest bounds each test.
         self.add_marker(pytest.mark.timeout(0))
+        self.user_properties.append(WAITS)
 
     def runtest(self) -> None:
         reports = self._workers.result(run_module, self._module)
