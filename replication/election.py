@@ -155,6 +155,8 @@ class LogFacts(NamedTuple):
     #: the other replicas whose servers this one cannot call: nothing listens there, or their certificate is refused. It
     #: may still hear them, because they call it
     uncallable: frozenset[int] = frozenset()
+    #: of a log of which a sync has failed: epoch and end of what others may copy; (0, 0): nothing
+    offered: tuple[int, int] = (0, 0)
 
     @property
     def recency(self) -> tuple[int, int]:
@@ -299,9 +301,9 @@ class CopyLog(NamedTuple):
     """Copy the rest of the log of a replica that cannot lead (`log_copy`), as long as `may_copy` allows it."""
 
     source: ReplicaProcess
-    #: of the source's last record
+    #: of the last record that it gives
     last_epoch: int
-    #: of the source's log
+    #: of what it gives
     end: int
 
     @property
@@ -427,8 +429,6 @@ class ElectionMachine:
         self._effects: list[ElectionEffect] = []
         self._log = LogFacts(0, 0, 0)
         self._chance = 0.0
-        #: a sync of the own log has failed
-        self._has_failed = False
         #: when an election begins, or the present one is tried again; None: not known before the first tick
         self._election_ms: int | None = None
         self._leader_heard_ms: int | None = None
@@ -585,7 +585,7 @@ class ElectionMachine:
 
     def _fail_sync(self, event: OwnSyncFailed) -> None:
         """Lead no more, and vote: without the votes of such replicas a sound one might have no majority (R16)."""
-        self._may_be_candidate, self._has_failed = False, True
+        self._may_be_candidate = False
         self._step_down("a sync of the log failed")
         if self.ballot.is_complete and not event.is_complete:
             self.ballot = self.ballot._replace(is_complete=False)
@@ -823,8 +823,8 @@ class ElectionMachine:
             and not self._refuses_uncallable(sender.id, recency)
         )
         is_complete = self.ballot.is_complete
-        offers_log = self._has_failed and is_complete and recency < self._log.recency
-        offered = self._log.recency if offers_log else (0, 0)
+        offers_log = is_complete and recency < self._log.recency
+        offered = self._log.offered if offers_log else (0, 0)
         self._send(sender, PreVoteReply(message.number, granted, is_complete, *offered))
 
     @property

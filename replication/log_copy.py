@@ -33,23 +33,23 @@ class LogCopy:
         self,
         chain: ChainView,
         end: int,
-        source_end: int,
+        source: tuple[int, int],
         *,
         log_start: int,
         segment_size_bytes: int,
         range_bytes: int,
     ) -> None:
-        """Args: `chain`, `end`, `log_start`: of the log here. `source_end`: of the source's log.
+        """Args: `chain`, `end`, `log_start`: of the log here. `source`: epoch and end of what the source gives.
 
         `range_bytes`: most bytes of one question.
         """
         self._search = MatchSearch(
             chain,
-            min(end, source_end),
+            min(end, source[1]),
             log_start=log_start,
             segment_size_bytes=segment_size_bytes,
         )
-        self._source_end = source_end
+        self._source_epoch, self._source_end = source
         self._size = segment_size_bytes
         self._range_bytes = range_bytes
         #: end and chain value of what was taken last; None: the search goes on
@@ -97,8 +97,9 @@ class LogCopy:
             return None
         end, value = last
         begins = [(unit.start, unit.previous) for unit in found.units[:1]]
-        if begins != [(end, value)] or not are_linked(found.units):
-            # The source's chain is not the one that was compared.
+        newest = max((unit.epoch for unit in found.units), default=0)
+        if begins != [(end, value)] or not are_linked(found.units) or newest > self._source_epoch:
+            # It is not the log that was compared, or offered.
             self._search.failed = True
             return None
 

@@ -172,7 +172,7 @@ class PreVoteReply(NamedTuple):
     number: int
     granted: bool
     is_complete: bool
-    #: of a replica that cannot lead, and has more of the log than the candidate: epoch of its last record, and its end
+    #: of a replica that cannot lead, and has more of the log than the candidate: epoch and end of what it gives
     last_epoch: int = 0
     end: int = 0
 

@@ -49,6 +49,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.base.running_flags import FENCED, RunningFlags
 from raymq.store.config.promise import own_durable
 from raymq.store.log.commit_log import POWER_LOST, CommitLog
+from raymq.store.log.mending.sound_bytes import last_given_unit
 from raymq.store.put.put_lock import PutLock
 
 from .ballot import BALLOT
@@ -376,9 +377,8 @@ class Elections:
 
     def _facts_of_synced(self) -> LogFacts:
         """Of a log of which a sync has failed: nothing above its synced end can be trusted, and nothing is written."""
-        log, epoch = self._log, 0
+        log, epoch, last = self._log, 0, last_given_unit(self._log)
         if log.synced > log.start:
-            last = log.chain.unit_at(log.synced - 1)
             # Without a unit the epoch is not known: the sync that failed was perhaps that of a cut. None is higher than
             # that of the ballot.
             epoch = self._machine.epoch if last is None else last.epoch
@@ -389,6 +389,7 @@ class Elections:
             is_writable=False,
             can_stream=False,
             uncallable=self.uncallable(),
+            offered=(0, 0) if last is None else (last.epoch, last.end),
         )
 
 

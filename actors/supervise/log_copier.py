@@ -11,22 +11,22 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from raymq.replication.election import CopyLog
 from raymq.replication.log_copy import LogCopy
 from raymq.replication.wire import AppendEntries, Probe
-from raymq.store.base.errors import RayMQError
+from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.mending.sound_bytes import ANSWER_BYTES_MAX
 from raymq.store.log.segments.segment_paths import segment_start_of
 
 from .election_peers import PeerCalls
 
 logger = logging.getLogger("raymq.elections")
 
-#: how long one call may take
-CALL_S = 5.0
+#: how long one call may take, and the most bytes that it asks for
+CALL_S, RANGE_BYTES = 10.0, 1 << 20
 
 #: takes bytes of an offered log. Raises: Unavailable when they may not be taken any more
 TakeCopied = Callable[[CopyLog, AppendEntries, memoryview], None]
@@ -41,9 +41,14 @@ class LogCopier:
         connect: Callable[[int], PeerCalls],
         *,
         take: TakeCopied,
+        log_lock: AbstractContextManager[object],
     ) -> None:
-        """Args: `connect`: makes the calls of a replica. `take`: stores the bytes that follow, or replaces others."""
+        """Args: `connect`: makes the calls of a replica. `take`: stores the bytes that follow, or replaces others.
+
+        `log_lock`: held by changes of the log.
+        """
         self._log = log
+        self._log_lock = log_lock
         self._connect = connect
         self._take = take
         #: the best one that was not tried yet
@@ -87,19 +92,21 @@ class LogCopier:
     def copy(self, offer: CopyLog) -> None:
         """Copy a log to its end. Raises: RayMQError, OSError; what was taken until then stays."""
         log = self._log
+        # An empty log begins where the other one does.
+        start, end = (0, 0) if log.is_empty else (log.start, log.end)
         copy = LogCopy(
-            _OwnChain(log),
-            log.end,
-            offer.end,
-            log_start=log.start,
+            _OwnChain(log, self._log_lock),
+            end,
+            offer.recency,
+            log_start=start,
             segment_size_bytes=log.config.segment_size_bytes,
-            range_bytes=ANSWER_BYTES_MAX,
+            range_bytes=RANGE_BYTES,
         )
         logger.warning(
             "replica %d cannot lead and has more of the log, up to %d: it is copied from %d on",
             offer.source.id,
             offer.end,
-            log.end,
+            end,
         )
 
         calls = self._connect(offer.source.id)
@@ -107,27 +114,32 @@ class LogCopier:
             while (question := copy.question) is not None:
                 if isinstance(question, Probe):
                     copy.take_match(*calls.log_match(question.candidates, CALL_S))
-                    continue
-                units = copy.take_range(calls.log_units(*question, CALL_S))
-                if units is not None:
-                    self._take(offer, *units)
+                else:
+                    units = copy.take_range(calls.log_units(*question, CALL_S))
+                    if units is not None:
+                        self._take(offer, *units)
+                if copy.question == question:
+                    raise Unavailable(f"{question} got an answer to another question")
         finally:
             with contextlib.suppress(RayMQError, OSError):
                 calls.close()
         if copy.failed:
             logger.warning(
-                "the logs of this replica and of replica %d share no place", offer.source.id
+                "replica %d has deleted what this replica lacks, or has another log by now",
+                offer.source.id,
             )
 
 
 class _OwnChain:
     """The chain of this replica's log, as `MatchSearch` reads it."""
 
-    def __init__(self, log: CommitLog) -> None:
+    def __init__(self, log: CommitLog, lock: AbstractContextManager[object]) -> None:
         self._log = log
+        self._lock = lock
 
     def read_from(self, offset: int, max_bytes: int) -> list[ChainUnit]:
         """See `ChainView.read_from`."""
         size = self._log.config.segment_size_bytes
         stop = min(segment_start_of(offset, size) + size, offset + max_bytes)
-        return self._log.chain.units(offset, stop)
+        with self._lock:
+            return self._log.chain.units(offset, stop)

@@ -400,7 +400,12 @@ class ReplicaHost:
         self.elections.is_writable = self._is_disk_writable
         self.elections.can_stream = partial(self.supervisor.works, "replication")
         if self._connect_peer is not None and self.sole_candidate is None:
-            self._copier = LogCopier(log, self._connect_peer, take=self.streams.take_copied)
+            self._copier = LogCopier(
+                log,
+                self._connect_peer,
+                take=self.streams.take_copied,
+                log_lock=self.log_lock,
+            )
             self.elections.copy_log = self._copier.offer
         self.dispatcher.wake()
 

@@ -274,7 +274,11 @@ class CommitLog:
     @property
     def last_epoch(self) -> int:
         """The epoch of the last record; 0 for an empty log."""
-        return 0 if self.chain.last is None else self.chain.last.epoch
+        epoch = 0 if self.chain.last is None else self.chain.last.epoch
+        if self.chain.end < self.end:
+            # An adoption is under way, or has failed. It noted the epochs of the units that the chain lacks.
+            return max(epoch, self.epoch_starts.epoch_at(self.end - 1))
+        return epoch
 
     def room(self) -> int:
         """Bytes left for records in the current file, without its blank's 8 bytes; negative: no file yet."""
@@ -496,15 +500,19 @@ class CommitLog:
         if base < self.synced:
             # A power loss may take the end of a unit. Of its bytes the marks alone say which were synced before.
             self.marks.sync()
+
         self._note_epochs_from(base)
         self.chain.truncate_to(base)
-        for unit in units:
-            if unit.end > self.end:
-                self._begin_file_at_end()
-                self._write_bytes(data[self.end - base : unit.end - base])
-                self.end = unit.end
-            self.chain.append([unit])
-            self.marks.appended_end = self.end
+        try:
+            for unit in units:
+                if unit.end > self.end:
+                    self._begin_file_at_end()
+                    self._write_bytes(data[self.end - base : unit.end - base])
+                    self.end = unit.end
+                self.chain.append([unit])
+                self.marks.appended_end = self.end
+        finally:
+            self.complete_chain()
 
     def begin_at(self, start: int, chain_value: int) -> None:
         """Let the empty log begin at the start of a file, as the log of a leader that has deleted its oldest files.
@@ -833,7 +841,8 @@ class CommitLog:
                 stop = min(stop, self.synced)
             # No unit has bytes of two epochs.
             stop = min(stop, self.epoch_starts.next_start(position) or stop)
-            epoch = max(self.last_epoch, self.epoch_starts.epoch_at(position))
+            last_epoch = 0 if self.chain.last is None else self.chain.last.epoch
+            epoch = max(last_epoch, self.epoch_starts.epoch_at(position))
             data = unit_bytes(self.reads.raw, position, stop, self.config.append_unit_bytes, starts)
             unit = ChainUnit(position, position + len(data), epoch, crc32c(data), self.chain.value)
             self.chain.append([unit])

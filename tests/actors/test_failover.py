@@ -29,6 +29,7 @@ from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication import wire
 from raymq.replication.election import ElectionLimits, FollowerHeard, LeaderLost
 from raymq.replication.incarnation import make_incarnation
+from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Corrupt,
@@ -41,6 +42,7 @@ from raymq.store.base.errors import (
 )
 from raymq.store.base.running_flags import DISK_FULL, FENCED
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.log.chain import ChainUnit
 from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.records.requests import AppendedRows, FetchRequest
 from raymq.store.state.shard_state import COMPLETE_REPLICAS
@@ -86,6 +88,9 @@ class Link:
 
     def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
         self._shard.copied.append((self._called, start))
+        self._shard.copies_most -= 1
+        if self._shard.copies_most < 0:
+            raise Unavailable("no answer any more")
         return unpack_sound_bytes(self._call("log_units", start=start, stop=stop))
 
     def _call(self, op: str, **args: Any) -> dict[str, Any]:
@@ -108,6 +113,8 @@ class Shard:
         self.hosts: dict[int, ReplicaHost] = {}
         #: (from, to) of messages that are lost
         self.cut: set[tuple[int, int]] = set()
+        #: how often others may still ask for bytes
+        self.copies_most = 1 << 30
         #: (replica, physical offset) of bytes that others asked for
         self.copied: list[tuple[int, int]] = []
         #: errors that the next calls of other replicas raise
@@ -361,6 +368,67 @@ def test_records_of_an_earlier_leader_that_no_other_replica_has_give_way_to_copi
     assert shard.wait_leader(other_than=second) == first
     assert bytes_of(host, end) == bytes_of(shard.hosts[second], end)
     assert bytes_of(host, end)[0] != private[0][:end]
+
+
+def test_a_source_whose_synced_end_is_inside_of_a_unit_gives_the_whole_unit(shard: Shard) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    end = fill(host)
+    away, lagging = [each for each in range(3) if each != first]
+    shard.kill(away)
+    unit = host.log.chain.last
+    assert unit is not None
+    # As when a leader's larger unit was adopted over synced bytes, and the next sync fails.
+    host.log.marks.lower(unit.start + 1)
+    fail_sync(host)
+    assert shard.wait_leader(other_than=first) == lagging
+    assert bytes_of(shard.hosts[lagging], end) == bytes_of(host, end)
+
+
+def test_a_log_whose_last_epoch_is_not_known_is_not_offered(shard: Shard) -> None:
+    shard.start_all()
+    host = shard.hosts[shard.wait_leader()]
+    end = fill(host)
+    with host.store.put_lock:
+        host.log.chain.truncate_to(end - 1)
+    fail_sync(host)
+    facts = host.elections._facts()
+    assert facts.recency == (host.elections.epoch, end)
+    assert facts.offered == (0, 0)
+
+
+def test_a_copy_that_breaks_off_inside_of_the_log_leaves_it_as_recent_as_it_was(
+    shard: Shard,
+) -> None:
+    shard.start(0)
+    shard.start(1)
+    first = shard.wait_leader()
+    host, lagging = shard.hosts[first], shard.hosts[1 - first]
+    end = fill(host, rows=12)
+    # The lagging replica has the same bytes in one unit of each file, as after a crash. It lacks the last unit.
+    units = host.log.chain.units(0, end)
+    kept = units[-1].start
+    pieces = [piece for piece in bytes_of(host, kept) if piece]
+    wait_until(lambda: lagging.leader_hint()["replica"] == first, "it hears the leader")
+    at = value = 0
+    for piece in pieces:
+        unit = ChainUnit(at, at + len(piece), units[0].epoch, crc32c(piece), value)
+        with lagging.log_lock:
+            assert lagging.store.followed is not None
+            epoch = lagging.elections.epoch
+            lagging.store.followed.append_units([unit], memoryview(piece), epoch=epoch)
+        at, value = unit.end, unit.value
+    before = lagging.log.last_epoch, lagging.log.end
+    shard.copies_most = 1
+    fail_sync(host)
+    wait_until(lambda: shard.copies_most < 0, "a copy has broken off")
+    assert (lagging.log.last_epoch, lagging.log.end) == before
+    assert lagging.log.chain.end == lagging.log.end
+
+    shard.copies_most = 1 << 30
+    assert shard.wait_leader(other_than=first) == lagging.elections.me.id
+    assert bytes_of(lagging, end) == bytes_of(host, end)
 
 
 def test_a_log_is_matched_by_places_that_it_has_and_that_do_not_change_any_more(

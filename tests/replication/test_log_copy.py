@@ -20,11 +20,11 @@ def log_of(*sizes: int) -> MemoryLog:
     return log
 
 
-def copy_of(own: MemoryLog, source_end: int) -> LogCopy:
+def copy_of(own: MemoryLog, source_end: int, *, epoch: int = 0) -> LogCopy:
     return LogCopy(
         own,
         len(own.data),
-        source_end,
+        (epoch, source_end),
         log_start=own.start,
         segment_size_bytes=SEGMENT_BYTES,
         range_bytes=RANGE_BYTES,
@@ -50,6 +50,7 @@ def run(copy: LogCopy, source: MemoryLog) -> list[tuple[AppendEntries, bytes]]:
             copy.take_match(max(held, default=-1), question.candidates[-1][0])
             continue
         assert question.start < question.stop <= question.start + RANGE_BYTES
+        assert question.start // SEGMENT_BYTES == (question.stop - 1) // SEGMENT_BYTES
         units = copy.take_range(given(source, question))
         if units is not None:
             taken.append((units[0], bytes(units[1])))
@@ -76,8 +77,9 @@ def test_a_unit_that_is_larger_than_a_question_is_taken_whole():
 
 def test_no_question_is_about_two_segments():
     source, own = MemoryLog(), MemoryLog()
-    while len(source.data) < 3 * SEGMENT_BYTES:
-        source.append(bytes([len(source.units) % 250]) * (SEGMENT_BYTES // 8))
+    for _ in range(3):
+        for size in (SEGMENT_BYTES - 130, 130):
+            source.append(bytes([len(source.units) + 1]) * size)
     copy = copy_of(own, len(source.data))
     for _, data in run(copy, source):
         own.data += data
@@ -115,6 +117,14 @@ def test_bytes_of_another_chain_than_the_one_that_was_compared_end_a_copy():
     assert copy.take_range(given(other, wanted)) is None
     assert copy.failed
     assert copy.question is None
+
+
+def test_records_of_a_later_epoch_than_the_offered_one_are_not_taken():
+    source = log_of(30)
+    source.append(b"later", epoch=2)
+    copy = copy_of(MemoryLog(), len(source.data), epoch=1)
+    assert run(copy, source) == []
+    assert copy.failed
 
 
 def test_nothing_that_is_equal_here_would_be_cut():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +217,33 @@ def test_a_cut_below_an_adopted_range_leaves_each_byte_its_epoch() -> None:
     follower.followed.truncate(cut)
     assert epochs_of(follower) == [(0, 1), (begun, 2)]
     assert follower.log.last_epoch == 2
+
+
+def test_an_adoption_that_fails_leaves_the_log_as_recent_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MessageStore.open(ROOT, config=CONFIG, files=SimulatedDisk(), clock=ManualClock())
+    store.begin_epoch(1)
+    store.create_topic("t", 1, [0])
+    middle = store.log.end
+    store.begin_epoch(2)
+    fill(store, 1)
+    log = store.log
+    whole = unit_of(store, 0, middle, 0)
+
+    def fail(units: object) -> None:
+        raise OSError(errno.EIO, "no disk")
+
+    data = memoryview(log.reads.raw(0, middle))
+    with monkeypatch.context() as patched:
+        patched.setattr(log.chain, "append", fail)
+        with pytest.raises(OSError, match="no disk"):
+            log.adopt_units([whole], data)
+    assert log.chain.end < log.end
+    assert log.last_epoch == 2
+    log.adopt_units([whole], data)
+    assert log.chain.end == log.end
+    assert log.last_epoch == 2
 
 
 def test_a_unit_that_begins_before_the_walk_keeps_its_epoch_when_its_end_is_lost() -> None:

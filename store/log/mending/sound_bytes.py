@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.rules import COVERAGE_RULE, CRC_RULE
+from raymq.store.log.chain import ChainUnit
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.segments.log_files import read_of
 from raymq.store.log.segments.segment_paths import segment_start_of
@@ -23,20 +24,34 @@ def mendable_end(log: CommitLog) -> int:
     return min(log.synced, log.confirmed)
 
 
+def last_given_unit(log: CommitLog) -> ChainUnit | None:
+    """The last unit that is given to others of a log of which a sync has failed: it holds the last synced byte.
+
+    Its CRC proves what comes after that byte. None: nothing is given, because no unit says of which epoch that byte is.
+    """
+    return log.chain.unit_at(log.synced - 1) if log.synced > log.start else None
+
+
 def given_end(log: CommitLog) -> int:
     """Bytes below this are given to other replicas.
 
     After a failed sync that is all that was synced: the log does not change any more, and no other replica may have it.
     """
-    return log.synced if log.sync_failed else mendable_end(log)
+    last = last_given_unit(log) if log.sync_failed else None
+    return mendable_end(log) if last is None else last.end
 
 
 def find_match(log: CommitLog, candidates: Sequence[tuple[int, int]]) -> int:
-    """The last of these (unit end, chain value) that this log has below `given_end`; -1: none."""
-    end, chain = given_end(log), log.chain
+    """The last of these (unit end, chain value) that this log has below `given_end`; -1: none.
+
+    Only a log of which a sync has failed is searched: it does not change meanwhile.
+    """
+    if not log.sync_failed:
+        return -1
+    end = given_end(log)
     for index in range(len(candidates) - 1, -1, -1):
         offset, value = candidates[index]
-        if log.start <= offset <= end and chain.value_at(offset) == value:
+        if log.start <= offset <= end and log.chain.value_at(offset) == value:
             return index
     return -1
 

@@ -211,6 +211,7 @@ class Node:
                 is_writable=False,
                 can_stream=False,
                 uncallable=self.uncallable,
+                offered=self.offered,
             )
         matched = receiver.matched_end if receiver.matched else 0
         return LogFacts(
@@ -223,6 +224,15 @@ class Node:
             can_stream=self.is_streaming or self.replication_hangs,
             uncallable=self.uncallable,
         )
+
+    @property
+    def offered(self) -> tuple[int, int]:
+        """Epoch and end of what others may copy after a failed sync: up to the end of the unit of the last byte."""
+        synced = self.failed_end or 0
+        for unit in self.log.units:
+            if unit.start < synced <= unit.end:
+                return self.log.epoch_at(unit.end - 1), unit.end
+        return 0, 0
 
     def first_ballot(self) -> Ballot:
         """That of an empty directory."""
@@ -911,7 +921,7 @@ class World:
         copy = LogCopy(
             log,
             len(log.data),
-            offer.end,
+            offer.recency,
             log_start=log.start,
             segment_size_bytes=SEGMENT_BYTES,
             range_bytes=RANGE_BYTES,
@@ -951,7 +961,7 @@ class World:
         log = node.log
         end = min(log.synced_end, log.confirmed_end)
         if node.failed_end is not None:
-            end = node.failed_end
+            end = node.offered[1]
         if isinstance(question, wire.Probe):
             held = [
                 index
