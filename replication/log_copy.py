@@ -1,9 +1,9 @@
 """A log that is copied before an election, from a replica that cannot lead: a pure machine.
 
 A replica of which a sync has failed leads no more, and still votes. If its log has more than that of each replica that
-could lead, none is elected. So one of these copies what it lacks, and asks for votes then. The source's bytes end where
-they were synced, and never change. Nothing is acknowledged: the copied log is one that an earlier leader's stream could
-have left here as well. `ElectionMachine.may_copy` says when bytes may be taken.
+could lead, none is elected. So one of these copies what it lacks, and asks for votes then. The source gives whole units
+up to its last synced byte, and they never change. Nothing is acknowledged: the copied log is one that an earlier
+leader's stream could have left here as well. `ElectionMachine.may_copy` says when bytes may be taken.
 
     find the end up to which both logs are equal (`MatchSearch`)  ->  ask for the bytes from there on, range by range
 """

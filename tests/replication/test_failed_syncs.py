@@ -156,7 +156,7 @@ def test_a_copy_that_comes_late_replaces_nothing_that_a_later_leader_has_confirm
     world = script.world
     first = run_and_put(script)
     lagging, failed, *others = [node for node in script.nodes if node is not first]
-    # One replica syncs more than all the others, and nobody confirms it.
+    # One replica syncs more than all the others, and no leader confirms it.
     world.put(first)
     script.run(100, first.id, failed.id)
     fail(script, failed)
