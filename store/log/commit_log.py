@@ -163,6 +163,7 @@ class CommitLog:
         self.segments = open_log_files(self.root, self.config, files=self.files)
         self._opened.callback(self.segments.close)
         self.segments.load()
+        self._sync_last_file()
         chain_begin = self.meta.get(CHAIN_BEGIN)
         # Without a file at that offset the log is empty, and begins anywhere.
         if chain_begin is not None and self.segments.files and self.start == chain_begin[0]:
@@ -205,6 +206,21 @@ class CommitLog:
             on_sync_failed=self._fail_prewrite,
         )
         self.recovered: Scan | None = None
+
+    def _sync_last_file(self) -> None:
+        """Make the length of the last file durable: a process that was killed while it made the file may not have.
+
+        Once it has bytes, a shorter file would be damage. Raises: SyncFailed; the next start refuses the store then,
+        because another sync would prove nothing.
+        """
+        if not self.segments.files:
+            return
+        try:
+            self.segments.files[-1].sync()
+        except SyncFailed as error:
+            with contextlib.suppress(OSError, RayMQError):
+                self.meta.update({"poisoned": str(error)})
+            raise
 
     def _refuse_poisoned(self) -> None:
         if self.meta.get("poisoned"):

@@ -21,10 +21,8 @@ from raymq.store.log.segments.mapped_file_queue import (
     FileAllocator,
     MappedFileQueue,
 )
-from raymq.store.log.segments.segment_paths import file_name
 from tests.support.bad_sectors import SECTOR, BadSectors
 from tests.support.clock import ManualClock
-from tests.support.crash_states import last_states
 from tests.support.simulated_disk import SimulatedDisk
 
 SIZE = 8192
@@ -514,25 +512,3 @@ def test_a_bad_sector_among_many_places_is_corrupt_at_its_offset(tmp_path):
             read_each(queue, places, 8, 4 * SECTOR)
         assert (caught.value.offset, caught.value.rule) == (good + SECTOR, READABLE_RULE)
     queue.close()
-
-
-def test_a_file_that_a_killed_process_was_making_has_its_length_on_the_disk_before_bytes() -> None:
-    disk = SimulatedDisk()
-    place = Path("/s/commitlog")
-    disk.make_dirs_durable(place)
-    with disk.created(place / file_name(0)) as fd:
-        disk.allocate(fd, SIZE // 2)
-        disk.allocate(fd, SIZE)
-    # The process was killed here. The next one finds the whole length in the page cache.
-    queue = MappedFileQueue(place, SIZE, files=disk)
-    queue.load()
-    disk.sync_dir(place)
-    queue.files[0].pwrite(b"bytes", 0)
-
-    _, lost = last_states(disk, 64, 0)
-    sizes = set()
-    for image in lost:
-        again = MappedFileQueue(place, SIZE, files=image)
-        again.load()
-        sizes |= {file.size for file in again.files}
-    assert sizes == {SIZE}

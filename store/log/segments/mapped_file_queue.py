@@ -68,8 +68,7 @@ class MappedFileQueue:
         """Open the files.
 
         A last file that is shorter and has only zeros is an unfinished creation. It is deleted (RocketMQ deletes only
-        one of length zero). Durable: the length of the last file. Raises: Corrupt for a name that is not an offset, a
-        wrong length, a gap; SyncFailed.
+        one of length zero). Raises: Corrupt for a name that is not an offset, a wrong length, a gap.
         """
         self.close()
         found = list_segments(self._read_from, files=self._files)
@@ -91,10 +90,6 @@ class MappedFileQueue:
                 self.files.append(
                     MappedFile.open(path, before, size, files=self._files, writable=self._writable)
                 )
-            if self._writable and self.files:
-                # A process that was killed while it made this file has not synced the length. Once it has bytes, a
-                # shorter one would be damage.
-                self.files[-1].sync()
         except BaseException:
             self.close()
             raise
