@@ -58,15 +58,15 @@ class Appender:
     def __init__(
         self,
         append: Callable[[list[CheckedPut]], list[AppendedRows | RayMQError]],
-        hand_over: Callable[[list[AppendedPut]], list[PutTicket]],
+        report_appended: Callable[[list[AppendedPut]], list[PutTicket]],
     ) -> None:
         """Args: `append`: called by one thread at a time, with one put or several small ones. It returns the append
         or the refusal of each.
 
-        `hand_over` gets the appended puts in order and returns the tickets that are finished. It must not raise.
+        `report_appended` gets the appended puts in order and returns the tickets that are finished. It must not raise.
         """
         self._append = append
-        self._hand_over = hand_over
+        self._report_appended = report_appended
         #: in the order of their streams
         self._queued: deque[QueuedPut] = deque()
         self._append_lock = threading.Lock()
@@ -83,7 +83,7 @@ class Appender:
 
     @property
     def busy(self) -> bool:
-        """Whether a put is in the queue or on its way from it to `hand_over`."""
+        """Whether a put is in the queue or on its way from it to `report_appended`."""
         return bool(self._queued) or self._append_lock.locked()
 
     def put(self, ticket: PutTicket, checked: CheckedPut) -> bool:
@@ -168,7 +168,7 @@ class Appender:
                         puts.append(AppendedPut(entry.ticket, appended, entry.checked.request.acks))
 
             if puts:
-                finished += self._hand_over(puts)
+                finished += self._report_appended(puts)
         finally:
             self._append_lock.release()
         notify_all_done(finished)

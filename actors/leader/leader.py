@@ -103,7 +103,7 @@ class Leader(ReplicaRole):
 
         self._delays = Delays(host, store, self.await_promise)
         self.acks = PutAcks(host, rows, self.counters, host.dispatcher.wake, latency=latency)
-        self.appender = Appender(self._append, self.acks.hand_over)
+        self.appender = Appender(self._append, self.acks.report_appended)
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
         self._admin = AdminCalls(self)
@@ -421,12 +421,12 @@ class Leader(ReplicaRole):
 
     def publish(self, appended: AppendedRows) -> None:
         """Let the satellites work on an append, without waiting for them."""
-        notify_all_done(self.acks.hand_over([AppendedPut(PutTicket(), appended, "leader")]))
+        notify_all_done(self.acks.report_appended([AppendedPut(PutTicket(), appended, "leader")]))
 
     def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of an operation's record is kept. Raises: DeliveryUnknown."""
         ticket = PutTicket()
-        notify_all_done(self.acks.hand_over([AppendedPut(ticket, appended, "quorum")]))
+        notify_all_done(self.acks.report_appended([AppendedPut(ticket, appended, "quorum")]))
         ticket.wait(OPERATION_TIMEOUT_S)
 
     # --- status -----------------------------------------------------------------------------------

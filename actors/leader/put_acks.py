@@ -150,9 +150,9 @@ class PutAcks:
         self._ticked_ms = 0
         self._ended = False
 
-    # --- handing over -----------------------------------------------------------------------------
+    # --- appended puts ----------------------------------------------------------------------------
 
-    def hand_over(self, puts: list[AppendedPut]) -> list[PutTicket]:
+    def report_appended(self, puts: list[AppendedPut]) -> list[PutTicket]:
         """Report appended puts to the satellites. Returns: the tickets that are finished already."""
         try:
             return self._submit(puts)
@@ -169,14 +169,14 @@ class PutAcks:
         return [put.ticket for put in puts]
 
     def publish_early(self) -> None:
-        """Let the flusher begin before `hand_over`, if no put waits. Callers: the appending thread."""
+        """Let the flusher begin before `report_appended`, if no put waits. Callers: the appending thread."""
         if self._awaits_sync and not self.waiting:
             try:
                 with self._submit_lock:
                     if not self._ended:
                         self._appends.publish(self._log.end)
             except Exception:
-                # `hand_over` meets the same error and reports it.
+                # `report_appended` meets the same error and reports it.
                 pass
 
     def _submit(self, puts: list[AppendedPut]) -> list[PutTicket]:

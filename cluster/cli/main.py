@@ -311,10 +311,10 @@ def _shards(parsers: Any) -> None:
         type=lambda text: text.split(","),
     )
     add.number("--timeout-s N", "seconds until they must serve (default: 600)", default=600)
-    _lost_replicas(verbs)
+    _replica_verbs(verbs)
 
 
-def _lost_replicas(verbs: Any) -> None:
+def _replica_verbs(verbs: Any) -> None:
     replace = _command(
         verbs,
         "replace-replica",

@@ -31,7 +31,7 @@ NAMES: dict[str, str] = {
     "pool.restored": "the pool of the process before was written into the files, nothing is recovered",
     "commit.before_write": "CommitRealTime is about to write pool bytes into the files",
     "commit.after_write_before_report": "pool bytes are in the files, the watermark is not published",
-    "delay.group_appended": "delayed messages and the progress of their service are appended",
+    "delay.bundle_appended": "delayed messages and the progress of their service are appended",
     "timer.files_synced": "timer log and wheel are synced, timercheck is not written",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
     "mend.copied": "the new file of a damaged segment is complete and synced, the old one has the name",

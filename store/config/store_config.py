@@ -238,7 +238,7 @@ class StoreConfig:
         return min(4 * MIB + 64 * 1024, self.segment_size_bytes // 4)
 
     @property
-    def group_bytes_max(self) -> int:
+    def bundle_bytes_max(self) -> int:
         """Most bytes of messages that the store appends together: one append unit."""
         return self.append_unit_bytes
 

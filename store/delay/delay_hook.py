@@ -37,7 +37,7 @@ from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
 
-from .delayed_record import GROUP_RESERVE_BYTES, ROW_RESERVE_BYTES
+from .delayed_record import BUNDLE_RESERVE_BYTES, ROW_RESERVE_BYTES
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 _Ms = TypeVar("_Ms", int, Int64s)
@@ -133,8 +133,8 @@ class DelayHook(PutHook):
     def __init__(self, config: StoreConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        #: a waiting message is delivered in a group, and its record grows then
-        self.record_bytes_max = config.group_bytes_max - GROUP_RESERVE_BYTES - ROW_RESERVE_BYTES
+        #: a waiting message is delivered in a bundle, and its record grows then
+        self.record_bytes_max = config.bundle_bytes_max - BUNDLE_RESERVE_BYTES - ROW_RESERVE_BYTES
         #: how many messages wait for a second; set by the timer service
         self.waiting: Callable[[int], int] | None = None
 
@@ -290,7 +290,7 @@ def _moved(
 
     text = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in properties.items())
     size = fmt.HEADER_BYTES + 4 + len(message.body) + text + ROW_RESERVE_BYTES
-    limit = config.group_bytes_max - GROUP_RESERVE_BYTES
+    limit = config.bundle_bytes_max - BUNDLE_RESERVE_BYTES
     if size > limit:
         raise Rejected(
             f"the message makes a record of up to {size} bytes; one that is delivered later may have {limit}",

@@ -2,7 +2,7 @@
 
 A message of a delay level is delivered once its level's time is over, exactly once, across crashes too.
 
-The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each group of
+The messages of a level wait in one queue of the schedule topic, in the order in which they are due. Each bundle of
 deliveries is appended together with how far its level came.
 Source: ScheduleMessageService, RocketMQ 5.3.3, which keeps the position in a file written every ten seconds. After a
 crash it delivers later messages again.
@@ -32,7 +32,7 @@ RUN_MESSAGES = 8192
 
 
 class LevelSlice(NamedTuple):
-    """Result of one group of a level."""
+    """Result of one bundle of a level."""
 
     #: messages delivered or skipped
     delivered: int
@@ -104,7 +104,7 @@ class ScheduleMessageService:
     def _deliver_slice(
         self, level: int, queue: ConsumeQueue, offset: int, now_ms: int
     ) -> LevelSlice:
-        """Deliver one group of a level."""
+        """Deliver one bundle of a level."""
         if offset >= queue.max_offset:
             return LevelSlice(0, offset, None)
 
@@ -115,7 +115,7 @@ class ScheduleMessageService:
 
         is_blank = units["size"] == BLANK_SIZE
         sizes = np.where(is_blank, 0, units["size"])[:due_count].astype(np.int64)
-        count = fitting(sizes, self._store.config.group_bytes_max)
+        count = fitting(sizes, self._store.config.bundle_bytes_max)
         positions = units["position"][:count].astype(np.int64)
         is_stored = ~is_blank[:count] & (positions >= self._store.log.start)
 
@@ -126,7 +126,7 @@ class ScheduleMessageService:
 
         next_offset = offset + count
         self._put_with_progress(level, next_offset, by_queue(messages))
-        fail_point("delay.group_appended")
+        fail_point("delay.bundle_appended")
 
         due_ms: int | None = now_ms
         if next_offset >= queue.max_offset:

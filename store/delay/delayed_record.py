@@ -25,10 +25,10 @@ from raymq.store.state.shard_state import INTERNAL_TOPIC
 
 #: most waiting records read at a time
 SLICE_ROWS = 4096
-#: bytes that a group needs beside its messages: the record of the progress
-GROUP_RESERVE_BYTES = 1024
-#: most messages of a group: no other put can append while a group is appended
-GROUP_MESSAGES_MAX = 512
+#: bytes that a bundle needs beside its messages: the record of the progress
+BUNDLE_RESERVE_BYTES = 1024
+#: most messages of a bundle: no other put can append while a bundle is appended
+BUNDLE_MESSAGES_MAX = 512
 #: most bytes that a record grows by on its delivery: its topic, longer addresses, the timer's properties
 ROW_RESERVE_BYTES = 512
 
@@ -142,13 +142,13 @@ _PROPERTIES = _COLUMNS.index("properties")
 
 
 def by_queue(messages: list[InnerMessage]) -> list[InnerMessage]:
-    """A group's messages by queue, in their order within each: consecutive rows of a queue are accounted for
+    """A bundle's messages by queue, in their order within each: consecutive rows of a queue are accounted for
     together."""
     return sorted(messages, key=lambda message: (message.topic, message.queue_id))
 
 
-def fitting(sizes: Int64s, group_bytes_max: int) -> int:
-    """How many of the first records, of these sizes, are delivered in one group; at least one."""
-    limit = group_bytes_max - GROUP_RESERVE_BYTES
-    ends = np.cumsum(sizes[:GROUP_MESSAGES_MAX] + ROW_RESERVE_BYTES)
+def fitting(sizes: Int64s, bundle_bytes_max: int) -> int:
+    """How many of the first records, of these sizes, are delivered in one bundle; at least one."""
+    limit = bundle_bytes_max - BUNDLE_RESERVE_BYTES
+    ends = np.cumsum(sizes[:BUNDLE_MESSAGES_MAX] + ROW_RESERVE_BYTES)
     return max(1, int(np.searchsorted(ends, limit, side="right")))

@@ -98,7 +98,7 @@ _KEYS = {"next_offset": "queue", "second_ms": "time", "second_offset": "at"}
 
 @dataclass(frozen=True)
 class TimerProgress:
-    """The progress of timer deliveries, as the log has it with every group of deliveries.
+    """The progress of timer deliveries, as the log has it with every bundle of deliveries.
 
     A record of the timer topic below `next_offset` is delivered if its second is before `second_ms`. In the second
     `second_ms` itself, records below `second_offset` are delivered. So are records that one of `past` names.

@@ -1,8 +1,8 @@
 """Timers: messages with an individual delivery time, each delivered exactly once, even across crashes.
 
-They wait in the timer topic. Each group of deliveries is appended together with how far they came (`TimerProgress`), so
-the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second due,
-offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3. It delivers again after a crash, drops after
+They wait in the timer topic. Each bundle of deliveries is appended together with how far they came (`TimerProgress`).
+So the log alone says which messages were delivered. Wheel and timer log only find due messages, in order of (second
+due, offset in the timer topic). Source: TimerMessageStore, RocketMQ 5.3.3. It delivers again after a crash, drops after
 three failed puts, and loses messages that are due in a stop of more than seven days.
 """
 
@@ -287,7 +287,7 @@ class TimerMessageStore:
         return rows
 
     def _add_and_deliver_late(self, rows: TimerRows, now_ms: int) -> int:
-        """Put rows into the wheel. Deliver those of seconds that are over, in their order, group by group."""
+        """Put rows into the wheel. Deliver those of seconds that are over, in their order, bundle by bundle."""
         late = np.flatnonzero(rows.due.slot_ms < self._progress.second_ms)
         # A timer and its cancellation are rolled together, and may both be late after that.
         due = DueRows(rows.positions, rows.sizes, rows.due.magic, rows.due.enqueue_ms)
@@ -295,7 +295,7 @@ class TimerMessageStore:
 
         done = count = 0
         while len(late):
-            fit = fitting(rows.sizes[late], self._log.config.group_bytes_max)
+            fit = fitting(rows.sizes[late], self._log.config.bundle_bytes_max)
             stop = int(late[fit - 1]) + 1
             offset = int(rows.offsets[stop - 1]) + 1
 
@@ -327,7 +327,7 @@ class TimerMessageStore:
     # --- delivery ---------------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int, this_second_ms: int, limit: int) -> int:
-        """Deliver the seconds that are over, group by group. Returns: how many messages."""
+        """Deliver the seconds that are over, bundle by bundle. Returns: how many messages."""
         count = 0
         while count < limit:
             second_ms = self._cache.wheel.first_ms()
@@ -337,7 +337,7 @@ class TimerMessageStore:
                 self._progress = self._progress.at_time(second_ms)
             if self._second is None or self._second.time_ms != second_ms:
                 self._second = self._begin_second(second_ms)
-            count += self._deliver_group(self._second, now_ms)
+            count += self._deliver_bundle(self._second, now_ms)
         return count
 
     def _begin_second(self, time_ms: int) -> DueSecond:
@@ -366,8 +366,8 @@ class TimerMessageStore:
         found, _ = waiting_rows(self._log, chosen.positions, chosen.sizes)
         return frozenset(decode(each.properties).get(timer_rule.DELETE_KEY, "") for each in found)
 
-    def _deliver_group(self, second: DueSecond, now_ms: int) -> int:
-        """Deliver one group of messages together with the progress. The last group ends the second."""
+    def _deliver_bundle(self, second: DueSecond, now_ms: int) -> int:
+        """Deliver one bundle of messages together with the progress. The last bundle ends the second."""
         low = second.next_row
         high = low
         messages: list[InnerMessage] = []
@@ -375,12 +375,12 @@ class TimerMessageStore:
         count = len(second.rows.positions)
 
         if low < count:
-            high = low + fitting(second.rows.sizes[low:], self._log.config.group_bytes_max)
+            high = low + fitting(second.rows.sizes[low:], self._log.config.bundle_bytes_max)
             rows = second.rows.select(slice(low, high))
             messages, offset = self._messages(rows, second.cancelled, now_ms)
 
-        is_last_group = high == count
-        if is_last_group:
+        is_last_bundle = high == count
+        if is_last_bundle:
             progress = self._progress.at_time(second.time_ms + timer_rule.PRECISION_MS)
         else:
             progress = replace(self._progress, second_offset=offset + 1)
@@ -390,7 +390,7 @@ class TimerMessageStore:
         self._progress = progress
         second.next_row = high
 
-        if is_last_group:
+        if is_last_bundle:
             self._cache.wheel.drop_first()
             self._second = None
         self._dirty = True
@@ -427,7 +427,7 @@ class TimerMessageStore:
         self._store.put_inner(
             by_queue(messages), progress=ServiceProgress(TIMERS_SERVICE, progress.values())
         )
-        fail_point("delay.group_appended")
+        fail_point("delay.bundle_appended")
         self._progress = progress
         self._needed_end = max(self._needed_end, self._log.end)
 

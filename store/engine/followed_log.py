@@ -18,7 +18,7 @@ from raymq.store.log.unit_bounds import whole_range
 from raymq.store.put.put_lock import PutLock
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records import record, rows
-from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, GroupRange, ShardState
+from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_BUNDLE, BundleRange, ShardState
 from raymq.store.state.topics import QueueKey
 
 from .state_applier import COLUMNS, StateApplier
@@ -34,22 +34,23 @@ class FollowedLog:
         *,
         put_lock: PutLock,
         reput: ReputService,
-        last_group: GroupRange = NO_GROUP,
+        last_bundle: BundleRange = NO_BUNDLE,
         awaits_snapshot: bool = False,
         on_snapshot: Callable[[dict[QueueKey, int]], None] = lambda _: None,
     ) -> None:
         """Callers: after recovery, or a leadership, which have applied all records.
 
-        Args: `last_group`: the last group that recovery has read. The log may end in half of it. `awaits_snapshot`: the
-        oldest files of the log are deleted, and no snapshot was read. `on_snapshot`: called with the next offset of
-        each queue in the snapshot that such a log begins with, before a message after it is dispatched.
+        Args: `last_bundle`: the last bundle that recovery has read. The log may end in half of it.
+        `awaits_snapshot`: the oldest files of the log are deleted, and no snapshot was read. `on_snapshot`: called with
+        the next offset of each queue in the snapshot that such a log begins with, before a message after it is
+        dispatched.
         """
         self._log = log
         self._state = state
         self._lock = put_lock
         self._reput = reput
         self._applier = StateApplier(log, state)
-        self._applier.group = last_group
+        self._applier.bundle = last_bundle
         #: all records are in the state, and this replica may append
         self.ended = False
         #: the log begins with a snapshot that was not applied yet
@@ -67,23 +68,24 @@ class FollowedLog:
     def end(self) -> None:
         """Apply the rest of the log, because this replica leads now. It takes as long as the unconfirmed records.
 
-        Half a group at the end is cut off: what the leader begins after it would be read as the rest.
-        Callers: nothing is appended any more. If half a group is cut off, no satellite runs.
-        Raises: Corrupt if a record that was not confirmed is damaged, or half a group was: another replica has to lead.
+        Half a bundle at the end is cut off: what the leader begins after it would be read as the rest.
+        Callers: nothing is appended any more. If half a bundle is cut off, no satellite runs.
+        Raises: Corrupt if a record that was not confirmed is damaged, or half a bundle was: another replica has to
+        lead.
         """
         if self.ended:
             return
-        ends_in_half_group = self.apply_all()
+        ends_in_half_bundle = self.apply_all()
         self._report_snapshot()
         with self._lock:
-            if ends_in_half_group:
-                self._log.truncate(self._applier.group.start)
+            if ends_in_half_bundle:
+                self._log.truncate(self._applier.bundle.start)
                 self._apply_again()
             self._reput.on_run = None
             self.ended = True
 
     def apply_all(self) -> bool:
-        """Apply the rest of the log. Returns: whether it ends in half a group, which `end` cuts off.
+        """Apply the rest of the log. Returns: whether it ends in half a bundle, which `end` cuts off.
 
         Raises: Corrupt if a record that was not confirmed is damaged.
         """
@@ -94,7 +96,7 @@ class FollowedLog:
             log = self._log
             if self.applied < log.end:
                 raise log.reads.damage(self.applied, "it ends the records of the log")
-            return self._applier.group.is_cut_at(log.end)
+            return self._applier.bundle.is_cut_at(log.end)
 
     def append_units(self, units: list[ChainUnit], data: memoryview, *, epoch: int = 0) -> None:
         """`CommitLog.append_units`, for the leader of an epoch. Raises: Unavailable when that epoch is over."""
@@ -111,9 +113,9 @@ class FollowedLog:
     def truncate(self, offset: int, *, epoch: int = 0) -> None:
         """Cut the log for the leader of an epoch. The state loses the records that are cut.
 
-        The cut is at the start of the record or group that `offset` is in, if it is inside of one. Two leaders' records
-        may begin alike, so their bytes differ somewhere inside. Durable, Raises: as `CommitLog.truncate`; Unavailable
-        when that epoch is over.
+        The cut is at the start of the record or bundle that `offset` is in, if it is inside of one. Two leaders'
+        records may begin alike, so their bytes differ somewhere inside. Durable, Raises: as `CommitLog.truncate`;
+        Unavailable when that epoch is over.
         """
         with self._lock:
             self._log.check_epoch(epoch)
@@ -145,7 +147,7 @@ class FollowedLog:
             self._queue_starts = None
 
     def _end_of_whole(self, offset: int) -> int:
-        """The end of the last record or group that ends at or below `offset`, which is not below the confirmed end."""
+        """The end of the last record or bundle that ends at or below `offset`, which is not below the confirmed end."""
         log = self._log
         unit = log.chain.unit_at(offset)
         # Each of these begins a record.

@@ -60,7 +60,7 @@ from raymq.store.services.write_decisions import DecisionGuard
 from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
-    NO_GROUP,
+    NO_BUNDLE,
     OFFSETS,
     TOPIC,
     ShardState,
@@ -154,8 +154,8 @@ class MessageStore:
         self._has_snapshot = False
         #: the EPOCH record of a `lead` that has not ended
         self._begun: AppendedRows | None = None
-        #: the last group that recovery read, until this replica leads
-        self._last_group = NO_GROUP
+        #: the last bundle that recovery read, until this replica leads
+        self._last_bundle = NO_BUNDLE
         #: the consume queues that are being rebuilt
         self._rebuilding: LostQueues | None = None
         #: ends of the records of topics that were created since the store was opened, and the log's end at that time
@@ -269,7 +269,7 @@ class MessageStore:
         self._queues_exact = found.queues_exact
         self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding
-        self._last_group = found.group
+        self._last_bundle = found.bundle
         self._opened_end = self.log.end
         BelievedClock(self.log).begin(self.state.store_time_ms)
         self._recover_index()
@@ -288,7 +288,7 @@ class MessageStore:
                 self.state,
                 put_lock=self.put_lock,
                 reput=self.reput,
-                last_group=self._last_group,
+                last_bundle=self._last_bundle,
                 awaits_snapshot=not self.state_is_whole,
                 on_snapshot=self._begin_queues_of_snapshot,
             )
@@ -324,7 +324,7 @@ class MessageStore:
             return self.begin_epoch(epoch)
         if self._begun is None or self.log.last_epoch != epoch:
             followed.end()
-            self._last_group = NO_GROUP
+            self._last_bundle = NO_BUNDLE
             # Of an earlier leadership.
             self._topic_ends.clear()
             self.snapshots.find_newest()

@@ -7,10 +7,10 @@ from raymq.store.log.epochs import EpochVisitor, state_records
 from raymq.store.records import rows
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
-    NO_GROUP,
+    NO_BUNDLE,
     PROGRESS,
     ShardState,
-    group_range,
+    bundle_range,
     reading_state_record,
 )
 
@@ -26,8 +26,8 @@ class StateApplier:
         self._epochs = EpochVisitor(log.epoch_starts, state)
         #: a snapshot was read, so that the records since then are all of the state
         self.has_snapshot = False
-        #: the group that the last PROGRESS record begins
-        self.group = NO_GROUP
+        #: the bundle that the last PROGRESS record begins
+        self.bundle = NO_BUNDLE
 
     def apply(self, run: rows.RowRun) -> None:
         """Apply consecutive rows of one queue. Those of the internal topic need their bodies.
@@ -50,10 +50,10 @@ class StateApplier:
         )
 
     def _apply_state_records(self, run: rows.RowRun) -> None:
-        """Apply records of the internal topic, and remember the group that the last of them begins."""
+        """Apply records of the internal topic, and remember the bundle that the last of them begins."""
         for kind, body, at in state_records(run):
             with reading_state_record(kind, at):
                 if kind == PROGRESS:
-                    self.group = group_range(at, body)
+                    self.bundle = bundle_range(at, body)
                 self.has_snapshot |= self._state.apply_state_record(kind, body)
             self._epochs.note(kind, at)

@@ -21,7 +21,7 @@ from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.unit_places import OtherPlaces, UnitPlaces
 from raymq.store.records import record, rows
-from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_GROUP, GroupRange, ShardState
+from raymq.store.state.shard_state import INTERNAL_TOPIC, NO_BUNDLE, BundleRange, ShardState
 from raymq.store.state.topics import QueueKey
 
 from .state_applier import COLUMNS, StateApplier
@@ -62,8 +62,8 @@ class RecoveredStore(NamedTuple):
     has_snapshot: bool
     #: None: no consume queue was lost
     rebuilding: LostQueues | None
-    #: the last group of the log, of which a follower may have half
-    group: GroupRange
+    #: the last bundle of the log, of which a follower may have half
+    bundle: BundleRange
     #: records that are in other places than they name
     other_places: OtherPlaces
 
@@ -109,7 +109,7 @@ class StoreRecovery:
         self._trust = self._assess_queues()
         self._queues_end = self._trust.trusted_end
         scan_start = self._recover_log(self._trust.known_end)
-        self._drop_half_group(scan_start)
+        self._drop_half_bundle(scan_start)
         recovered = log.recovered
         if recovered is not None and recovered.row is ENDS_IN_ZEROS and not log.is_own_store:
             # RocketMQ's log has no synced end. This log ends in zeros, so all of its records count as synced.
@@ -138,7 +138,7 @@ class StoreRecovery:
         self._snapshots.find_newest()
         others = {} if self._places is None else self._places.others
         return RecoveredStore(
-            dispatched, exact, self._applier.has_snapshot, rebuilding, self._applier.group, others
+            dispatched, exact, self._applier.has_snapshot, rebuilding, self._applier.bundle, others
         )
 
     # --- consume queues before the walk -----------------------------------------------------------
@@ -281,23 +281,23 @@ class StoreRecovery:
         position, size = int(unit["position"]), int(unit["size"])
         return size != BLANK_SIZE and may_be_record(self._log.segments, position, size)
 
-    def _drop_half_group(self, scan_start: int) -> None:
-        """Cut off a group of messages if a crash left only its first ones: it was never acknowledged.
+    def _drop_half_bundle(self, scan_start: int) -> None:
+        """Cut off a bundle of messages if a crash left only its first ones: it was never acknowledged.
 
-        A follower may have acknowledged these bytes to a leader whose units end inside of the group. It waits for the
+        A follower may have acknowledged these bytes to a leader whose units end inside of the bundle. It waits for the
         rest, or drops them when it leads (`FollowedLog.end`). After a power loss with flush=async it has to catch up
-        anyway, and the confirmed end may be inside of the group.
+        anyway, and the confirmed end may be inside of the bundle.
         """
         log = self._log
-        if not self._applier.group.is_cut_at(log.end):
+        if not self._applier.bundle.is_cut_at(log.end):
             return
         if self._follows and (log.same_boot or log.config.flush == "sync"):
             return
-        start = self._applier.group.start
-        # In memory mode the confirmed end may have followed the page cache into the group, which a power loss took.
+        start = self._applier.bundle.start
+        # In memory mode the confirmed end may have followed the page cache into the bundle, which a power loss took.
         log.marks.lower(start)
         log.truncate(start)
-        self._applier.group = NO_GROUP
+        self._applier.bundle = NO_BUNDLE
         self._state.clear()
         for file in log.segments.files:
             if scan_start - file.size < file.start < log.end:

@@ -1,7 +1,7 @@
-"""Where a unit of the chain may end: it cuts no record, and no group of messages.
+"""Where a unit of the chain may end: it cuts no record, and no bundle of messages.
 
-A follower acknowledges whole units. So a unit that is made again has whole records and groups too: otherwise a follower
-whose leader is gone could have half of one below the confirmed end.
+A follower acknowledges whole units. So a unit that is made again has whole records and bundles too: otherwise a
+follower whose leader is gone could have half of one below the confirmed end.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from raymq.store.records import properties, record
 from raymq.store.records.one_record import is_whole, record_at
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
-    NO_GROUP,
+    NO_BUNDLE,
     PROGRESS,
-    GroupRange,
-    group_range,
+    BundleRange,
+    bundle_range,
     reading_state_record,
 )
 
@@ -52,16 +52,16 @@ class RecordStarts:
 
 
 class WholeRange(NamedTuple):
-    """The whole records and groups at the beginning of some log bytes, as physical offsets."""
+    """The whole records and bundles at the beginning of some log bytes, as physical offsets."""
 
     #: the end of the last one
     end: int
-    #: the end of the record or group that follows, if the bytes have its beginning; `end` otherwise
+    #: the end of the record or bundle that follows, if the bytes have its beginning; `end` otherwise
     next_end: int
 
 
 def whole_range(data: bytes, base: int, starts: RecordStarts | None = None) -> WholeRange:
-    """The whole records and groups that `data` begins with.
+    """The whole records and bundles that `data` begins with.
 
     Args: `base`: its physical offset, at which one begins. `starts`: places at which other records begin.
     """
@@ -70,8 +70,8 @@ def whole_range(data: bytes, base: int, starts: RecordStarts | None = None) -> W
     end = next_end = walk.end
     if walk.reason is record.WalkStop.SHORT:
         next_end += int.from_bytes(data[end - base :][:4], "big")
-    group = _last_group(data[: end - base], base, starts)
-    return WholeRange(*group) if group.is_cut_at(end) else WholeRange(end, next_end)
+    bundle = _last_bundle(data[: end - base], base, starts)
+    return WholeRange(*bundle) if bundle.is_cut_at(end) else WholeRange(end, next_end)
 
 
 def unit_bytes(
@@ -83,7 +83,7 @@ def unit_bytes(
 ) -> memoryview:
     """The bytes of a unit that is made again: from `start` to `stop`, or as many as `bytes_max`.
 
-    A record or group of more bytes has a unit of its own. Args: `read`: from (start, stop) to log bytes. `starts`: as
+    A record or bundle of more bytes has a unit of its own. Args: `read`: from (start, stop) to log bytes. `starts`: as
     in `whole_range`.
     """
     upto = min(stop, start + bytes_max)
@@ -106,14 +106,14 @@ def _walk(data: bytes, base: int, at: int) -> record.Walk:
     return record.walk(view, at, check_crc=False, check_position=False)
 
 
-def _last_group(data: bytes, base: int, starts: RecordStarts) -> GroupRange:
-    """The group that the last PROGRESS record of whole records begins. A damaged record begins none."""
+def _last_bundle(data: bytes, base: int, starts: RecordStarts) -> BundleRange:
+    """The bundle that the last PROGRESS record of whole records begins. A damaged record begins none."""
     upto = len(data)
     while (found := data.rfind(_TOPIC_AND_TAGS, 0, upto)) >= 0:
         walk = _walk(data, base, starts.at_or_below(base + found, base))
         row = int(np.searchsorted(walk.positions, base + found, side="right")) - 1
         if row < 0:
-            return NO_GROUP
+            return NO_BUNDLE
         at, size = int(walk.positions[row]) - base, int(walk.sizes[row])
         parts = record_at(data, at, None)
         # A body may have the same bytes.
@@ -123,6 +123,6 @@ def _last_group(data: bytes, base: int, starts: RecordStarts) -> GroupRange:
             and is_whole(data, at, size, None, check_crc=True)
         ):
             with reading_state_record(PROGRESS, base + at):
-                return group_range(base + at, data[parts[4] : parts[5]])
+                return bundle_range(base + at, data[parts[4] : parts[5]])
         upto = at
-    return NO_GROUP
+    return NO_BUNDLE

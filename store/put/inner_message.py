@@ -1,4 +1,4 @@
-"""Messages that the store itself puts: any topic and queue, any field. A group is stored whole or not at all.
+"""Messages that the store itself puts: any topic and queue, any field. A bundle is stored whole or not at all.
 
 Delay levels, timers, transactions and retries move a message and note the move in the same append. A crash therefore
 never delivers the message twice or not at all. In RocketMQ a crash can do both.
@@ -101,7 +101,7 @@ class EncodedInner:
 
 
 class ProgressRecord:
-    """The record that a group begins with. It says where the group ends, because an incomplete group does not count."""
+    """The record that a bundle begins with. It says where the bundle ends: an incomplete one does not count."""
 
     def __init__(
         self, progress: ServiceProgress, *, now_ms: int, store_host: tuple[str, int]
@@ -113,11 +113,11 @@ class ProgressRecord:
         # The end's place is at the end of the body, of fixed width.
         self._head = text[:-1] + ',"end":"'
         self._now_ms, self._store_host = now_ms, store_host
-        #: bytes of the record, wherever the group ends
+        #: bytes of the record, wherever the bundle ends
         self.size = self.ending_at(0)[0].size
 
     def ending_at(self, end: int) -> tuple[EncodedInner, bytes]:
-        """The record and its body for a group that ends at a physical offset."""
+        """The record and its body for a bundle that ends at a physical offset."""
         body = f'{self._head}{end:0{_END_DIGITS}d}"}}'.encode()
         message = InnerMessage(
             INTERNAL_TOPIC, INTERNAL_QUEUE, body, {props.TAGS: PROGRESS}, born_time_ms=self._now_ms

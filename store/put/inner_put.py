@@ -149,13 +149,13 @@ class InnerPut:
         """Append messages of the store's own services, in order. Returns: one `AppendedRows` per message.
 
         With `progress`, the messages and the progress are stored together or not at all, across crashes too. Several
-        messages need a progress. They should stay below `config.group_bytes_max`, because other puts wait for them.
+        messages need a progress. They should stay below `config.bundle_bytes_max`, because other puts wait for them.
 
         Durable: nothing; the flush service syncs.
         Raises: Rejected when the messages are too large (`config.record_bytes_max`); as `PutPath.append`. Nothing was
         stored.
         """
-        require(progress is not None or len(messages) == 1, "a group has a progress")
+        require(progress is not None or len(messages) == 1, "a bundle has a progress")
         return self._append(messages, progress, self._config.record_bytes_max)
 
     def put_unit(
@@ -167,7 +167,7 @@ class InnerPut:
         than `record_bytes_max` bytes.
         """
         config = self._config
-        limit = config.record_bytes_max if len(messages) == 1 else config.group_bytes_max
+        limit = config.record_bytes_max if len(messages) == 1 else config.bundle_bytes_max
         return self._append(messages, None, limit, record_bytes_max)
 
     def _append(

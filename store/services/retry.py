@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
-from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
+from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
 from raymq.store.put.inner_message import EncodedInner, InnerMessage
 from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
@@ -75,7 +75,7 @@ def send_back(
     here = _queue_here(store.state.topics[target], shard)
     copy = _copy(message, target, here, min(level, levels))
 
-    limit = store.config.record_bytes_max - GROUP_RESERVE_BYTES
+    limit = store.config.record_bytes_max - BUNDLE_RESERVE_BYTES
     size = EncodedInner(copy, store_host=store.log.store_host).size
     if size > limit:
         raise Rejected(

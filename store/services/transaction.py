@@ -194,7 +194,7 @@ class TransactionService:
     def _append_resolution(
         self, half: StoredMessage, resolution: Resolution, messages: list[InnerMessage]
     ) -> AppendedRows:
-        """Put the outcome of a half message, its op record, and the progress of both, as one group."""
+        """Put the outcome of a half message, its op record, and the progress of both, as one bundle."""
         offset = half.queue_offset
         values = self._resolutions().resolve({offset: resolution})
         if f"{_CHECKS}{offset}" in self._progress_table():

@@ -30,7 +30,7 @@ INTERNAL_QUEUE = 0
 TOPIC, OFFSETS, PRODUCER, SNAPSHOT = "TOPIC", "OFFSETS", "PRODUCER", "SNAPSHOT"
 #: kind of the record that a leader begins its epoch with (glossary: epoch)
 EPOCH = "EPOCH"
-#: kind of the record that a group begins with (inner_message.py): the progress of a service of the store
+#: kind of the record that a bundle begins with (inner_message.py): the progress of a service of the store
 PROGRESS = "PROGRESS"
 
 #: in `ShardState.progress`: wall clock ms -> which majority of the replicas was lost. An operator has given them up, or
@@ -46,24 +46,24 @@ SHARDS = "shards"
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
 
 
-class GroupRange(NamedTuple):
-    """The place of a group in the log, as physical offsets."""
+class BundleRange(NamedTuple):
+    """The place of a bundle in the log, as physical offsets."""
 
     start: int
     end: int
 
     def is_cut_at(self, offset: int) -> bool:
-        """Whether a log that ends at `offset` ends in half of the group."""
+        """Whether a log that ends at `offset` ends in half of the bundle."""
         return self.start < offset < self.end
 
 
-#: no group
-NO_GROUP = GroupRange(0, 0)
+#: no bundle
+NO_BUNDLE = BundleRange(0, 0)
 
 
-def group_range(at: int, body: bytes) -> GroupRange:
-    """The group that a PROGRESS record at physical offset `at` begins. Raises: as `apply_state_record`."""
-    return GroupRange(at, int(json.loads(body)["end"]))
+def bundle_range(at: int, body: bytes) -> BundleRange:
+    """The bundle that a PROGRESS record at physical offset `at` begins. Raises: as `apply_state_record`."""
+    return BundleRange(at, int(json.loads(body)["end"]))
 
 
 @dataclass(frozen=True)

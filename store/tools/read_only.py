@@ -150,7 +150,7 @@ class ReadOnlyStore:
                 self._fault_at(found.end, f"recovery row {row.name}", f"{found.fault}: {row.cause}")
                 self._find_readable_after_end(self.log, chain)
             elif self.is_own_store:
-                self._leave_out_half_group()
+                self._leave_out_half_bundle()
         finally:
             if chain is not None:
                 chain.close()
@@ -164,14 +164,14 @@ class ReadOnlyStore:
         self.damaged = []
         self.other_places = {}
 
-    def _leave_out_half_group(self) -> None:
-        """Leave out a group if a crash left only its first messages: a start cuts the whole group off."""
+    def _leave_out_half_bundle(self) -> None:
+        """Leave out a bundle if a crash left only its first messages: a start cuts the whole bundle off."""
         if not self.records:
             return
 
         last = self.records[-1]
-        # A group is one append unit, so its first record is within that distance.
-        reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).group_bytes_max
+        # A bundle is one append unit, so its first record is within that distance.
+        reach = StoreConfig(segment_size_bytes=self.segment_size_bytes).bundle_bytes_max
         first = int(np.searchsorted(last.positions, self.end - reach))
         tail = last.select(slice(first, None))
         batch = tail.decode()

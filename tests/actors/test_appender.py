@@ -29,7 +29,7 @@ class Log:
         self.appended: list[tuple[int, threading.Thread]] = []
         self.groups: list[list[int]] = []
         self.refuse: dict[int, Exception] = {}
-        self.appender = Appender(self.append, self.hand_over)
+        self.appender = Appender(self.append, self.report_appended)
         self.stopping = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -49,7 +49,7 @@ class Log:
         self.appended += [(number, me) for number in numbers if number not in self.refuse]
         return [self.refuse.get(number, number) for number in numbers]
 
-    def hand_over(self, made: list[AppendedPut]) -> list[PutTicket]:
+    def report_appended(self, made: list[AppendedPut]) -> list[PutTicket]:
         self.groups.append([put.appended for put in made])  # type: ignore[misc]
         for put in made:
             put.ticket.finish(PutOutcome(0, 1, 0, 0, 0, 0))

@@ -328,7 +328,7 @@ def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders
         for mode in kept:
             ticket = PutTicket()
             acks.publish_early()
-            acks.hand_over([AppendedPut(ticket, AppendedRows.up_to(1100), mode)])
+            acks.report_appended([AppendedPut(ticket, AppendedRows.up_to(1100), mode)])
             with pytest.raises(DeliveryUnknown):
                 ticket.wait(0)
     assert published == []

@@ -108,8 +108,8 @@ def test_many_are_delivered_in_groups_in_their_order(world):
     assert [each.body for each in world.arrived() if each.queue == 0] == [
         b"%03d" % number for number in range(0, 300, 2)
     ]
-    groups = world.store.queue_range("rmq_sys_raymq", 0)[1] - before
-    assert 2 < groups < 60
+    bundles = world.store.queue_range("rmq_sys_raymq", 0)[1] - before
+    assert 2 < bundles < 60
 
 
 def test_progress_beyond_the_queue_is_taken_back_to_its_end(world):

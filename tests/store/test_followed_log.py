@@ -23,10 +23,10 @@ from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import rows
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
-    NO_GROUP,
+    NO_BUNDLE,
     PROGRESS,
-    GroupRange,
-    group_range,
+    BundleRange,
+    bundle_range,
 )
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -77,7 +77,7 @@ def confirm_upto(follower: MessageStore, end: int) -> None:
 
 
 def put_some(leader: MessageStore, count: int = 3, *, first_sequence: int = 0) -> None:
-    """Batches of a producer, offsets of a group, a topic, and a group of moved messages."""
+    """Batches of a producer, offsets of a group, a topic, and a bundle of moved messages."""
     for number in range(count):
         rows = [b"%d" % number] * 5
         sequence = first_sequence + 5 * (number // 2)
@@ -154,19 +154,19 @@ def test_a_cut_after_a_restart_takes_the_cut_records_out_of_the_state() -> None:
 
 
 def places_of_cuts(leader: MessageStore, begin: int) -> list[tuple[int, int]]:
-    """Each record from `begin` on: an offset inside of it, and where it or its group begins."""
-    found, group = [], NO_GROUP
+    """Each record from `begin` on: an offset inside of it, and where it or its bundle begins."""
+    found, bundle = [], NO_BUNDLE
     walk = leader.log.reads.walk(begin, leader.log.end)
     for run in rows.runs(*walk[:2], walk.walk.positions, walk.walk.sizes, columns=COLUMNS):
         if run.topic == INTERNAL_TOPIC:
             for kind, body, at in state_records(run):
-                group = group_range(at, body) if kind == PROGRESS else group
+                bundle = bundle_range(at, body) if kind == PROGRESS else bundle
         for at in run.positions.tolist():
-            found.append((at + 9, group.start if group.start <= at < group.end else at))
+            found.append((at + 9, bundle.start if bundle.start <= at < bundle.end else at))
     return found
 
 
-def test_a_cut_in_a_record_or_a_group_is_made_at_its_start() -> None:
+def test_a_cut_in_a_record_or_a_bundle_is_made_at_its_start() -> None:
     disk = SimulatedDisk()
     leader, follower = open_leader(), open_follower(disk)
     put_some(leader, 4)
@@ -216,8 +216,11 @@ def test_a_cut_before_the_bytes_of_an_adoption_leaves_whole_records() -> None:
     assert bodies(third) == bodies(new)
 
 
-def half_group(leader: MessageStore, follower: MessageStore) -> tuple[GroupRange, int]:
-    """Let a leader whose units end inside of a group send the first one. Returns: the group, and the follower's end."""
+def half_bundle(leader: MessageStore, follower: MessageStore) -> tuple[BundleRange, int]:
+    """Let a leader whose units end inside of a bundle send the first one.
+
+    Returns: the bundle, and the follower's end.
+    """
     put_some(leader, 4)
     send(leader, follower)
     start = leader.log.end
@@ -229,14 +232,14 @@ def half_group(leader: MessageStore, follower: MessageStore) -> tuple[GroupRange
     unit = ChainUnit(start, end, 1, crc32c(data), leader.log.chain.units(start, end)[0].previous)
     followed(follower).append_units([unit], memoryview(data))
     follower.log.sync()
-    return GroupRange(start, leader.log.end), end
+    return BundleRange(start, leader.log.end), end
 
 
 @pytest.mark.parametrize("reboots", [0, 1])
-def test_a_start_keeps_half_a_group_that_a_follower_acknowledged(reboots: int) -> None:
+def test_a_start_keeps_half_a_bundle_that_a_follower_acknowledged(reboots: int) -> None:
     disk = SimulatedDisk()
     leader, follower = open_leader(), open_follower(disk)
-    _, end = half_group(leader, follower)
+    _, end = half_bundle(leader, follower)
     follower.log.note_confirmed(end)
     follower.abandon()
     disk.boot += reboots
@@ -250,36 +253,36 @@ def test_a_start_keeps_half_a_group_that_a_follower_acknowledged(reboots: int) -
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_take_over_drops_half_a_group(restarts: bool) -> None:
+def test_a_take_over_drops_half_a_bundle(restarts: bool) -> None:
     disk = SimulatedDisk()
     leader, follower = open_leader(), open_follower(disk)
     confirm_upto(follower, send(leader, follower))
-    group, end = half_group(leader, follower)
+    bundle, end = half_bundle(leader, follower)
     if restarts:
         follower.abandon()
         follower = open_follower(disk)
         assert (follower.log.end, follower.state.progress["levels"]["2"]) == (end, 77)
 
     begun = follower.lead(2)
-    assert begun.physical_offset == group.start
+    assert begun.physical_offset == bundle.start
     assert list(follower.state.progress["levels"]) == ["1"]
     put_some(follower, 4, first_sequence=10)
     confirm(follower)
-    assert follower.log.end > group.end
+    assert follower.log.end > bundle.end
     read = [body for found in bodies(follower).values() for body in found]
     assert len(read) > 40
     assert not [body for body in read if b"of a half" in body]
 
-    # No later start takes what follows for the rest of the group.
+    # No later start takes what follows for the rest of the bundle.
     known = state_of(follower)
     follower.abandon()
     again = open_follower(disk)
     assert state_of(again) == known
 
 
-def test_half_a_group_that_is_confirmed_is_never_cut() -> None:
+def test_half_a_bundle_that_is_confirmed_is_never_cut() -> None:
     leader, follower = open_leader(), open_follower(SimulatedDisk())
-    _, end = half_group(leader, follower)
+    _, end = half_bundle(leader, follower)
     confirm_upto(follower, end)
     with pytest.raises(Corrupt, match="below its confirmed end"):
         follower.lead(2)

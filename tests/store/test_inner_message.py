@@ -20,7 +20,7 @@ from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes=2000)
-GROUP = [
+BUNDLE = [
     InnerMessage("a", 1, b"first", {"TAGS": "x"}, born_time_ms=5, reconsume_times=2),
     InnerMessage("b", 0, b"second" * 50, {"KEYS": "k1 k2"}, born_host=("2001:db8::1", 7)),
     InnerMessage(
@@ -68,9 +68,9 @@ def read(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
     ]
 
 
-def test_every_field_of_a_group_is_stored_and_each_queue_counts_its_own(tmp_path: Path) -> None:
+def test_every_field_of_a_bundle_is_stored_and_each_queue_counts_its_own(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    appended = store.put_inner(GROUP, progress=PROGRESS)
+    appended = store.put_inner(BUNDLE, progress=PROGRESS)
     assert [rows.first_offset for rows in appended] == [0, 0, 1]
     assert {rows.end_offset for rows in appended} == {store.log.end}
     confirm(store)
@@ -86,7 +86,7 @@ def test_every_field_of_a_group_is_stored_and_each_queue_counts_its_own(tmp_path
 
 def test_progress_survives_restarts_snapshots_and_crashes(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    store.put_inner(GROUP, progress=PROGRESS)
+    store.put_inner(BUNDLE, progress=PROGRESS)
     store.put_inner([], progress=ServiceProgress("service", {"4": None, "5": 1}))
     want = {"service": {"3": 17, "5": 1}}
     assert store.state.progress == want
@@ -106,9 +106,9 @@ def test_progress_survives_restarts_snapshots_and_crashes(tmp_path: Path) -> Non
 
 
 def boundaries() -> list[int]:
-    """The end of the group's records, as far from its start as here."""
+    """The end of the bundle's records, as far from its start as here."""
     sizes = []
-    for message in GROUP:
+    for message in BUNDLE:
         store_bytes = record.encode_record(
             topic=message.topic,
             body=message.body,
@@ -120,27 +120,27 @@ def boundaries() -> list[int]:
 
 
 @pytest.mark.parametrize("whole", [0, 1, 2, 3])
-def test_a_group_whose_write_was_broken_off_is_gone_whole(tmp_path: Path, whole: int) -> None:
+def test_a_bundle_whose_write_was_broken_off_is_gone_whole(tmp_path: Path, whole: int) -> None:
     files = Interrupted()
     store = open_store(tmp_path, files)
-    before = store.put_inner([GROUP[0]])[0].end_offset
+    before = store.put_inner([BUNDLE[0]])[0].end_offset
     confirm(store)
-    assert store.put_inner(GROUP, progress=PROGRESS)
-    group_bytes = store.log.end - before
-    head = group_bytes - sum(boundaries())
+    assert store.put_inner(BUNDLE, progress=PROGRESS)
+    bundle_bytes = store.log.end - before
+    head = bundle_bytes - sum(boundaries())
     confirm(store)
     state = dict(store.state.progress["service"])
     start = store.log.end
-    # Whole records of the second group, and three bytes of the next.
+    # Whole records of the second bundle, and three bytes of the next.
     files.keep = head + sum(boundaries()[:whole]) + (3 if whole < 3 else -1)
     with pytest.raises(Killed):
-        store.put_inner(GROUP, progress=ServiceProgress("service", {"3": 18, "4": [1, "two"]}))
+        store.put_inner(BUNDLE, progress=ServiceProgress("service", {"3": 18, "4": [1, "two"]}))
     files.keep = None
     store.abandon()
     again = open_store(tmp_path)
     assert again.log.end == start
     assert again.state.progress == {"service": state}
-    assert again.put_inner([GROUP[0]])[0].first_offset == 3
+    assert again.put_inner([BUNDLE[0]])[0].first_offset == 3
     confirm(again)
     again.close()
     assert [message["body64"] for message in messages(tmp_path)].count("Zmlyc3Q=") == 3

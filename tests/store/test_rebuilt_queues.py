@@ -1,4 +1,4 @@
-"""Lost consume queues are rebuilt, whatever happens meanwhile. Half groups of memory mode are dropped."""
+"""Lost consume queues are rebuilt, whatever happens meanwhile. Half bundles of memory mode are dropped."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ def test_a_queue_without_messages_any_more_is_lost_only_once(root: Path) -> None
 
 @pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize("unit_lost", [False, True])
-def test_half_a_group_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
+def test_half_a_bundle_that_memory_mode_had_confirmed_is_cut_after_a_power_loss(
     tmp_path: Path, unit_lost: bool, follows: bool
 ) -> None:
     store = open_store(tmp_path, flush="async")
     store.put_inner([InnerMessage("t", 0, b"before")])
     confirm(store)
     start = store.log.end
-    group = [InnerMessage("t", 0, b"x" * 5000)] * 3
-    appended = store.put_inner(group, progress=ServiceProgress("service", {"k": 1}))
+    bundle = [InnerMessage("t", 0, b"x" * 5000)] * 3
+    appended = store.put_inner(bundle, progress=ServiceProgress("service", {"k": 1}))
     store.log.note_confirmed(store.log.end)
     last, end = appended[-1].physical_offset, store.log.end
     store.abandon()

@@ -9,7 +9,7 @@ import pytest
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.delay.delayed_record import GROUP_RESERVE_BYTES
+from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.services.retry import dlq_topic, retry_topic, send_back
 from raymq.store.services.stored_message import StoredMessage, read
@@ -73,7 +73,7 @@ def test_a_message_larger_than_a_group_of_deliveries_comes_again_and_so_does_the
     engine: Engine,
 ) -> None:
     config = engine.store.config
-    bodies = [b"l" * (config.group_bytes_max + 1000), b"small"]
+    bodies = [b"l" * (config.bundle_bytes_max + 1000), b"small"]
     for body in bodies:
         (appended,) = engine.store.put_inner([InnerMessage("t", 0, body)])
         engine.confirm()
@@ -95,7 +95,7 @@ def test_a_message_that_could_not_be_delivered_again_is_refused_when_it_is_sent_
     engine.confirm()
     with pytest.raises(Rejected, match="sent back the message makes a record of") as refused:
         send_back(engine.store, "g", "t", 0, appended.first_offset)
-    assert (refused.value.field, refused.value.limit) == ("record", largest - GROUP_RESERVE_BYTES)
+    assert (refused.value.field, refused.value.limit) == ("record", largest - BUNDLE_RESERVE_BYTES)
 
 
 def test_what_is_not_there_cannot_be_sent_back(engine: Engine) -> None:

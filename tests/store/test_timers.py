@@ -228,7 +228,7 @@ def test_after_the_clock_went_back_new_timers_wait_for_the_time_it_shows(world):
 
 def test_a_timer_larger_than_a_group_of_deliveries_blocks_no_other(world):
     # RayMQ's delay hook refuses such messages. RocketMQ's may be as large as half a file.
-    size = CONFIG.group_bytes_max + 1000
+    size = CONFIG.bundle_bytes_max + 1000
     late, due = {"TIMER_OUT_MS": "1000"}, {"TIMER_OUT_MS": str(START_MS + 3_000)}
     for times in (late, due):
         for body in (b"a", b"l" * size, b"z"):
@@ -257,7 +257,7 @@ def test_what_names_no_queue_is_counted_and_left_out(world):
     assert world.delays.timers.skipped == 5
 
 
-@pytest.mark.parametrize("point", ["delay.group_appended", "timer.files_synced"])
+@pytest.mark.parametrize("point", ["delay.bundle_appended", "timer.files_synced"])
 def test_what_fails_in_the_middle_is_made_good_by_the_next_run(world, point):
     for number in range(30):
         world.send(b"%d" % number, delay_ms=2_000)

@@ -1,4 +1,4 @@
-"""Units that are made again cut no record and no group, so that no follower acknowledges half of one."""
+"""Units that are made again cut no record and no bundle, so that no follower acknowledges half of one."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def open_store(
 
 
 def fill(store: MessageStore) -> set[int]:
-    """Put records of many sizes, groups, and a record and a group larger than a unit.
+    """Put records of many sizes, bundles, and a record and a bundle larger than a unit.
 
-    Returns: the offsets inside of groups at which records end.
+    Returns: the offsets inside of bundles at which records end.
     """
     inside: set[int] = set()
     store.create_topic("t", 1, [0])
@@ -44,8 +44,8 @@ def fill(store: MessageStore) -> set[int]:
         store.put(request([b"x" * (37 * turn)] * 3))
         if turn % 3 == 0:
             count = 25 if turn == 21 else 1 + turn % 5
-            group = [InnerMessage("t", 0, b"y" * (400 + turn))] * count
-            appended = store.put_inner(group, progress=ServiceProgress("s", {"k": turn}))
+            bundle = [InnerMessage("t", 0, b"y" * (400 + turn))] * count
+            appended = store.put_inner(bundle, progress=ServiceProgress("s", {"k": turn}))
             inside |= {rows.physical_offset for rows in appended}
         if turn == 11:
             store.put(request([b"z" * 12_000]))
@@ -130,22 +130,22 @@ def test_a_follower_that_is_killed_after_any_of_them_opens_with_all_it_acknowled
     assert again.state.snapshot(1 << 20) == leader.state.snapshot(1 << 20)
 
 
-def group_bytes(count: int) -> bytes:
-    """The bytes of a log with a record before and a record after a group of `count` messages."""
+def bundle_bytes(count: int) -> bytes:
+    """The bytes of a log with a record before and a record after a bundle of `count` messages."""
     store = open_store(disk=SimulatedDisk())
     start = store.log.end
     store.put_inner([InnerMessage("t", 0, b"before")])
-    group = [InnerMessage("t", 0, b"y" * 100)] * count
-    store.put_inner(group, progress=ServiceProgress("s", {"k": 1}))
+    bundle = [InnerMessage("t", 0, b"y" * 100)] * count
+    store.put_inner(bundle, progress=ServiceProgress("s", {"k": 1}))
     store.put_inner([InnerMessage("t", 0, b"after")])
     return store.log.reads.raw(start, store.log.end)
 
 
 def test_every_prefix_of_a_log_has_whole_records_and_groups() -> None:
-    data = group_bytes(3)
+    data = bundle_bytes(3)
     walk = record.walk(data, 0, check_position=False)
     ends = (walk.positions + walk.sizes).tolist()
-    # The group's record names physical offsets of its own log.
+    # The bundle's record names physical offsets of its own log.
     base = int.from_bytes(data[fmt.PHYSICAL_OFFSET_AT : fmt.PHYSICAL_OFFSET_AT + 8], "big")
     whole = [0, ends[0], ends[4], ends[5]]
     for stop in range(len(data) + 1):
@@ -155,7 +155,7 @@ def test_every_prefix_of_a_log_has_whole_records_and_groups() -> None:
 
 @pytest.mark.parametrize("bytes_max", [8, 100, 300, 5000])
 def test_a_unit_takes_what_fits_and_at_least_one_record_or_group(bytes_max: int) -> None:
-    data = group_bytes(3)
+    data = bundle_bytes(3)
     base = int.from_bytes(data[fmt.PHYSICAL_OFFSET_AT : fmt.PHYSICAL_OFFSET_AT + 8], "big")
     walk = record.walk(data, base)
     ends = (walk.positions + walk.sizes).tolist()
@@ -190,8 +190,8 @@ def test_a_unit_is_the_same_however_many_record_starts_are_known(
         at += len(alone)
 
 
-def test_a_body_that_looks_like_the_record_of_a_group_begins_none() -> None:
-    data = group_bytes(3)
+def test_a_body_that_looks_like_the_record_of_a_bundle_begins_none() -> None:
+    data = bundle_bytes(3)
     store = open_store(disk=SimulatedDisk())
     start = store.log.end
     store.put_inner([InnerMessage("t", 0, data)])
@@ -199,8 +199,8 @@ def test_a_body_that_looks_like_the_record_of_a_group_begins_none() -> None:
     assert unit_bounds.whole_range(raw, start).end == store.log.end
 
 
-def test_a_damaged_record_of_a_group_begins_none() -> None:
-    data = bytearray(group_bytes(3))
+def test_a_damaged_record_of_a_bundle_begins_none() -> None:
+    data = bytearray(bundle_bytes(3))
     base = int.from_bytes(data[fmt.PHYSICAL_OFFSET_AT : fmt.PHYSICAL_OFFSET_AT + 8], "big")
     walk = record.walk(bytes(data), base)
     (first, *_), (size, *_) = walk.positions[1:] - base, walk.sizes[1:]

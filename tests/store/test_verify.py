@@ -415,7 +415,7 @@ def test_timer_files_point_at_records_and_at_each_other(own: Path, tmp_path: Pat
     ]
 
 
-def test_half_a_group_is_left_out_as_a_start_would(own: Path, tmp_path: Path) -> None:
+def test_half_a_bundle_is_left_out_as_a_start_would(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     store = MessageStore.open(root, config=CONFIG, clock=ManualClock(1 << 42))
     store.inner_put.put_state_record(

@@ -211,7 +211,7 @@ class DelayWorld:
 
 
 def burst(world: DelayWorld, chance: random.Random, number: int) -> list[bytes]:
-    """Many for one second: more than one group."""
+    """Many for one second: more than one bundle."""
     delay_ms = chance.randrange(1, 4_000)
     bodies = [b"b%d-%d-" % (number, row) + bytes(200) for row in range(40)]
     for row, body in enumerate(bodies):

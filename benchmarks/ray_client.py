@@ -1,4 +1,4 @@
-"""How fast is the Ray client API? `python -m benchmarks.ray [--quick] [--check] [--json FILE]`
+"""How fast is the Ray client API? `python -m benchmarks.ray_client [--quick] [--check] [--json FILE]`
 
 One message at a time goes through actor methods. Its limit is the sum of a Ray round trip and an fdatasync, measured
 apart. An actor that only writes and syncs its argument is shown, too. It takes longer than the sum, because a disk that
@@ -176,7 +176,7 @@ def run(directory: Path, quick: bool) -> Rounds:
             measure_inside(cluster, directory, rounds, serial, count)
             words = [client_url(data), str(serial // 4), str(count // 2)]
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.ray", "--outside", *words],
+                [sys.executable, "-m", "benchmarks.ray_client", "--outside", *words],
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
