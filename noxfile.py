@@ -191,7 +191,7 @@ def faults(session: nox.Session) -> None:
     [
         "put",
         "modes",
-        "ray",
+        "ray_client",
         "queue",
         "queues",
         "idle",
@@ -203,7 +203,7 @@ def faults(session: nox.Session) -> None:
     ],
 )
 def bench(session: nox.Session, name: str) -> None:
-    """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="ray")'`."""
+    """Benchmarks with this machine's own limits beside them: all, or `nox -s 'bench(name="put")'`."""
     session.install("-e", ".[dev,spark]" if name == "spark" else ".[dev]")
     session.run("python", "-m", f"benchmarks.{name}", *session.posargs)
 

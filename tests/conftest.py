@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import sys
@@ -17,18 +18,17 @@ from hypothesis import settings
 
 from raymq.actors.shared.idle_cores import IdleCores
 from tests.support import durations
-from tests.support.background import is_background, replace_items
 from tests.support.leftovers import claim, sweep
 from tests.support.loop_disk import can_mount
 from tests.support.network_namespaces import can_make_namespaces
 from tests.support.programs import run
-from tests.support.workers import Workers
 
 PARTS = {"store", "actors", "replication", "cluster", "spark"}
 TESTS = Path(__file__).parent
 #: their cases run in idle time
 EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")
-_programs = pytest.StashKey[Workers]()
+#: of a test whose program or function takes long
+PROGRAM_TIMEOUT_S = 600
 
 # The same cases at every run, and no verdict from a busy machine's clock.
 settings.register_profile("raymq", derandomize=True, deadline=None, database=None)
@@ -95,6 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.spark)
         elif item.path.is_relative_to(TESTS / "interop"):
             item.add_marker(pytest.mark.interop)
+        if item.get_closest_marker("program") or item.get_closest_marker("beside"):
+            item.add_marker(pytest.mark.timeout(PROGRAM_TIMEOUT_S))
     items.sort(key=weight)
     for marker, is_possible in (("network", can_make_namespaces), ("loop_disk", can_mount)):
         marked = [item for item in items if item.get_closest_marker(marker)]
@@ -104,16 +106,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def weight(item: pytest.Item) -> int:
-    """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first; more for those that wait.
-
-    3 for the results of programs and modules that run beside them. 4 for a test that no other Ray may disturb: these
-    have ended then. 5 for what uses idle time alone.
-    """
+    """0 for a test without Ray, 1 with Ray, 2 with Spark: a plain fault shows first. 3 for what uses idle time."""
     if item.path.name in EXPLORED:
-        return 5
-    if item.get_closest_marker("alone"):
-        return 4
-    if is_background(item) or work_beside(item) is not None:
         return 3
     if item.get_closest_marker("spark"):
         return 2
@@ -129,42 +123,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         claim(own)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin the programs and modules that run beside the tests, one after the other: most of their time they wait.
-
-    A run of nothing but modules for the background has nothing to run them beside: it runs their tests itself.
-    """
-    if session.config.option.collectonly:
-        return
-    chosen = [work for work in map(work_beside, session.items) if work is not None]
-    background = any(map(is_background, session.items))
-    background = background and not all(map(is_background, session.items))
-    if chosen or background:
-        session.config.stash[_programs] = made = Workers(1)
-        for work, key in chosen:
-            made.start(work, [key])
-        if background:
-            session.items[:] = replace_items(session.items, made)
-
-
-def work_beside(item: pytest.Item) -> tuple[Callable[[Any], Any], Any] | None:
-    """The function and the argument that a test's mark names; None without a mark."""
-    program = item.get_closest_marker("program")
-    if program is not None:
-        return run, program.args[0]
-    beside = item.get_closest_marker("beside")
-    return None if beside is None else (beside.args[0], beside.args[1])
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note how long it took."""
     durations.note(report)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End them, also when the run was broken off."""
-    if _programs in config.stash:
-        config.stash[_programs].close()
 
 
 @pytest.fixture
@@ -176,17 +137,17 @@ def idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def printed(request: pytest.FixtureRequest) -> list[str]:
     """The output of the program of the test's mark, for each of its runs. Raises: what `programs.run` raises."""
-    found: list[str] = _result_beside(request)
+    found: list[str] = _result(run, request.node.get_closest_marker("program").args[0])
     return found
 
 
 @pytest.fixture
 def beside(request: pytest.FixtureRequest) -> Any:
     """The result of the function of the test's mark `beside`. Raises: what it raised."""
-    return _result_beside(request)
+    return _result(*request.node.get_closest_marker("beside").args)
 
 
-def _result_beside(request: pytest.FixtureRequest) -> Any:
-    work = work_beside(request.node)
-    assert work is not None, "the test has neither mark `program` nor `beside`"
-    return request.config.stash[_programs].result(*work)
+@functools.cache
+def _result(work: Callable[[Any], Any], argument: Any) -> Any:
+    """Of several tests with the same program or function the first one runs it."""
+    return work(argument)

@@ -9,17 +9,8 @@ import pytest
 from tests.support import durations
 
 
-def report(node_id: str, duration: float, *properties: tuple[str, object]) -> pytest.TestReport:
-    return pytest.TestReport(
-        node_id,
-        ("", 0, ""),
-        {},
-        "passed",
-        None,
-        "call",
-        user_properties=properties,
-        duration=duration,
-    )
+def report(node_id: str, duration: float) -> pytest.TestReport:
+    return pytest.TestReport(node_id, ("", 0, ""), {}, "passed", None, "call", duration=duration)
 
 
 def test_the_phases_of_a_test_are_added_and_the_longest_file_and_test_come_first(
@@ -31,7 +22,6 @@ def test_the_phases_of_a_test_are_added_and_the_longest_file_and_test_come_first
     durations.note(report("folder/b::test_two", 1.0))
     durations.note(report("folder/b::test_three", 1.25))
     durations.note(report("folder/b::test_two", 0.5))
-    durations.note(report("folder/b::test_two", 60.0, durations.WAITS))
     durations.write(lines, target)
     found = durations.by_file(lines.read_text())
     assert list(found) == ["folder/b", "folder/a"]

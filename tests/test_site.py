@@ -50,6 +50,7 @@ def test_the_programs_of_a_page_run(page: str, shard: ServedShard) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.thorough
 @pytest.mark.program(Program((str(ROOT / "tests" / "support" / "page_programs.py"), "data")))
 def test_the_programs_of_pages_that_need_ray_run(printed: list[str]) -> None:
     (text,) = printed

@@ -4,7 +4,7 @@ A trace of one store is replayed by `crash_states.py` into the disks that a powe
 may leave. Each must open, and keep what was promised before the crash: after a power loss what was
 synced, after a kill every put that returned. Some are crashed again while they recover.
 Deterministic: traces and samples follow from a seed. RAYMQ_CRASH_DEPTH=1 recovers a hundred thousand
-disks, as CI does (`nox -s crash`). A usual run recovers a tenth of them.
+disks, as CI does (`nox -s crash`). A usual run recovers a hundredth of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.crash_run import Task, explore
 from tests.support.crash_workloads import TRACES
 from tests.support.workers import Workers
 
-DEPTH = float(os.environ.get("RAYMQ_CRASH_DEPTH", "0.1"))
+DEPTH = float(os.environ.get("RAYMQ_CRASH_DEPTH", "0.01"))
 TASKS = [Task(name, DEPTH) for name in TRACES]
 #: that each task recovers at least
 DISTINCT_MIN = round(1000 * DEPTH)

@@ -13,8 +13,6 @@ from tests.support.clock import ManualClock
 from tests.support.delays import START_MS, DelayWorld, Sent, burst, random_send
 from tests.support.simulated_disk import SimulatedDisk
 
-pytestmark = pytest.mark.background
-
 SEED = 4
 ROOT = Path("/s")
 HOUR_MS = 3_600_000

@@ -19,8 +19,6 @@ from tests.support.crash_states import last_states
 from tests.support.crash_traces import open_store
 from tests.support.simulated_disk import SimulatedDisk
 
-pytestmark = pytest.mark.background
-
 QUEUES = (0, 1)
 PRODUCER = 7
 Key = tuple[str, int]

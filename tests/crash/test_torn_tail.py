@@ -29,8 +29,6 @@ from tests.support.crash_states import disk_of, kill_states, power_loss_states
 from tests.support.golden import unpack_golden
 from tests.support.simulated_disk import SimulatedDisk
 
-pytestmark = pytest.mark.background
-
 CONFIG = StoreConfig(
     segment_size_bytes=16 * 1024,
     consume_queue_file_size_bytes=400,

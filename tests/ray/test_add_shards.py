@@ -23,7 +23,7 @@ from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.replicated_shard import pause
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.background]
+pytestmark = pytest.mark.timeout(180)
 
 OLD, WIDE = "old", "wide"
 

@@ -26,11 +26,13 @@ def answers(printed: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.thorough
 @pytest.mark.program(example("ray_pipeline.py"))
 def test_ray_tasks_count_every_click(printed: list[str]) -> None:
     assert answers(printed) == [{"clicks": 20_000, "counted": 20_000, "pages": 10}]
 
 
+@pytest.mark.thorough
 @pytest.mark.program(example("resume_training.py", arguments=("--without-torch",), runs=2))
 def test_a_killed_training_resumes_with_what_it_has_not_seen(printed: list[str]) -> None:
     expected = {"samples": 4_096, "seen": 4_096, "sums_equal": True, "killed": True}
@@ -38,12 +40,14 @@ def test_a_killed_training_resumes_with_what_it_has_not_seen(printed: list[str])
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.program(example("durable_queue.py"))
 def test_no_job_of_a_durable_queue_is_lost_with_its_worker(printed: list[str]) -> None:
     assert answers(printed) == [{"jobs": 400, "done": 400, "died": 1, "again": 1}]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.program(example("serve_scores.py", runs=2))
 def test_a_killed_serve_replica_comes_back_with_its_state(printed: list[str]) -> None:
     assert answers(printed) == [

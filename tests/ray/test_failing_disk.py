@@ -34,7 +34,7 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.loop_disk, pytest.mark.background]
+pytestmark = pytest.mark.loop_disk
 
 #: without a follower no receipt waits for a timeout; the rest is a busy machine
 GAP_MS_MAX = 5_000

@@ -41,8 +41,6 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.background
-
 #: kills of a leader's CommitLog
 KILLS = int(os.environ.get("RAYMQ_FAILOVERS", "6"))
 #: longer than any timeout of elections: the others have a leader by then

@@ -33,8 +33,6 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.background
-
 LEADER, FOLLOWER = 0, 1
 #: a topic whose messages need keys
 REFUSALS = "refusals"

@@ -23,8 +23,6 @@ from tests.support.certificates import make_certificates
 from tests.support.namespace_ray import ray_node
 from tests.support.network_namespaces import ip
 
-pytestmark = pytest.mark.background
-
 #: a network for tests and documentation
 HOSTS = {"a": "198.51.100.1", "b": "198.51.100.2"}
 PORT = 6379

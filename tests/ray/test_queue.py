@@ -25,8 +25,6 @@ from raymq.store.base.files import Files
 from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.background
-
 ITEMS = 120
 
 

@@ -24,7 +24,7 @@ from raymq.store.base.files import Files
 from tests.support.docstrings import examples
 from tests.support.ray_environment import ray_environment
 
-pytestmark = [pytest.mark.background, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import pytest
 from tests.support.replicated_shard import ASIDE, ReplicatedShard, pause, started_shard
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.background
-
 #: more than one file of the log
 BODIES = [b"pay %03d EUR " % number * 3000 for number in range(50)]
 ROTTEN = 10

@@ -16,8 +16,6 @@ from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
-pytestmark = pytest.mark.background
-
 
 class Shell:
     """Runs `raymq` as a user does, each command in a process of its own."""

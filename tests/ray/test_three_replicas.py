@@ -66,7 +66,7 @@ from tests.support.replicated_shard import (
 from tests.support.skewed_clock import SkewedClock
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.background]
+pytestmark = pytest.mark.slow
 
 NAME = "three"
 #: longer than the longest timeout of replication, `ElectionLimits.stream_silence_ms`

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.interrupted_demo import MOMENTS, Interruption, interrupt
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from tests.support.programs import example
 from tests.support.quick_java import QUICK_JAVA
 
 
+@pytest.mark.thorough
 @pytest.mark.program(example("spark_ingest.py", *QUICK_JAVA.items()))
 def test_a_frame_goes_to_a_topic_and_comes_back(printed: list[str]) -> None:
     (text,) = printed

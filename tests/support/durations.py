@@ -14,14 +14,12 @@ import pytest
 
 #: names the file of a run's lines
 VARIABLE = "RAYMQ_DURATIONS"
-#: a user property of tests that only wait for another pytest, which notes them itself
-WAITS = ("waits", True)
 
 
 def note(report: pytest.TestReport) -> None:
     """Add the duration of one phase of a test, if this run notes durations."""
     place = os.environ.get(VARIABLE)
-    if place is None or WAITS in report.user_properties:
+    if place is None:
         return
     line = json.dumps([report.nodeid, report.duration])
     with open(place, "a", encoding="utf-8") as file:

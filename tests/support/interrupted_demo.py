@@ -1,4 +1,4 @@
-"""The demo interrupted at a moment of it, and what is left then. Runs beside other tests (`workers.py`)."""
+"""The demo interrupted at a moment of it, and what is left then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from .lean_ray import LEAN
 from .leftovers import claim
-from .programs import raise_exit
 from .quick_java import QUICK_JAVA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,10 +118,8 @@ def interrupt(case: tuple[str, int]) -> Interruption:
     """Start the demo and send a signal at a moment: (key of MOMENTS, signal number).
 
     SIGINT goes to the whole process group, as from a terminal. Another signal to the first process.
-    Callers: the main thread of a worker, which a SIGTERM ends.
     """
     moment, number = case
-    signal.signal(signal.SIGTERM, raise_exit)
     # Not under /tmp: a cluster that is meant to last would be refused there.
     with tempfile.TemporaryDirectory(prefix=".raymq-test-", dir=Path.home()) as directory:
         claim(Path(directory))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -45,9 +44,8 @@ def example(
 def run(program: Program) -> list[str]:
     """Run a program. Returns: its output of each run. Raises: RuntimeError with it, if it failed or took too long.
 
-    Callers: the main thread of a worker, which a SIGTERM ends. Nothing that was begun stays.
+    Nothing that was begun stays.
     """
-    signal.signal(signal.SIGTERM, raise_exit)
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
     claim(directory)
@@ -65,13 +63,9 @@ def run(program: Program) -> list[str]:
     }
 
     try:
-        try:
-            return [_run(program, directory, environment) for _ in range(program.runs)]
-        finally:
-            _clean_up(directory)
-    except SystemExit:
-        # The pool would take it for a result, and give this worker the next program.
-        os._exit(1)
+        return [_run(program, directory, environment) for _ in range(program.runs)]
+    finally:
+        _clean_up(directory)
 
 
 def _run(program: Program, directory: Path, environment: dict[str, str]) -> str:
@@ -96,8 +90,3 @@ def _clean_up(directory: Path) -> None:
     for record in directory.glob("*/ray.json"):
         stop_owned(ClusterPaths(record.parent), files=Files(), clock=Clock())
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def raise_exit(signal_number: int, frame: object) -> None:
-    """A handler of SIGTERM: what is under way cleans up after itself."""
-    raise SystemExit(128 + signal_number)
