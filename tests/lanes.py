@@ -45,9 +45,10 @@ class Lane(NamedTuple):
 
 JVM = "spark or interop"
 PROCESSES = "ray or program or beside"
+#: the longest first
 LANES = (
-    Lane("plain", f"not ({PROCESSES} or {JVM} or alone)"),
     Lane("live", f"({PROCESSES}) and not ({JVM} or alone)"),
+    Lane("plain", f"not ({PROCESSES} or {JVM} or alone)"),
     Lane("jvm", f"({JVM}) and not alone"),
 )
 #: no other Ray may run beside it

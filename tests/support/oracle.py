@@ -57,7 +57,7 @@ def prepare(cache: Path) -> Program:
     """Fetch and compile what is not yet in `cache`. Raises: Missing; Failed if javac fails."""
     java, javac, maven = find("java"), find("javac"), find("mvn")
     with (cache / "lock").open("w") as lock:
-        # The second pytest of a run (`background.py`) asks RocketMQ too.
+        # Several pytests of a run may ask RocketMQ at the same time.
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _prepare(cache, java, javac, maven)
 
