@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support import durations
+from tests.support.workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 #: output and durations of the last run
@@ -76,6 +77,9 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                # Ctrl-C on a terminal interrupts this process, which interrupts each lane once.
+                start_new_session=True,
+                preexec_fn=end_with_parent,
             )
 
     @property

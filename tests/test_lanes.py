@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -24,6 +26,15 @@ print('==== 1 failed, 1 passed in 0.10s ====')
 raise SystemExit(1)
 """
 ENDS = "print('no word of pytest'); raise SystemExit(3)"
+WAITS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print('waits', flush=True)
+try:
+    signal.pause()
+except KeyboardInterrupt:
+    print('ended in order')
+"""
 NOTHING = "print('9 deselected in 0.10s'); raise SystemExit(5)"
 
 
@@ -84,6 +95,24 @@ def test_a_lane_that_ends_without_a_word_is_an_error(
     out = capsys.readouterr().out
     assert "no word of pytest" in out
     assert out.splitlines()[-1].startswith("======== 6 passed, 3 skipped, 1 error in ")
+
+
+def test_a_run_that_is_interrupted_lets_each_lane_end_in_order(
+    said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for lane in lanes.LANES[: lanes.SLOTS]:
+        said[lane.expression] = WAITS
+    begun = [lanes.BUILD / f"{lane.name}.log" for lane in lanes.LANES[: lanes.SLOTS]]
+
+    def look(seconds: float) -> None:
+        if all(log.exists() and "waits" in log.read_text() for log in begun):
+            raise KeyboardInterrupt
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=look)
+    monkeypatch.setattr(lanes, "time", clock)
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run([], quick=False)
+    assert all("ended in order" in log.read_text() for log in begun)
 
 
 def test_what_is_thorough_is_left_out_of_each_lane_of_a_quick_run(
