@@ -23,6 +23,7 @@ from tests.support.replicated_shard import (
     Target,
     check,
     follower_of,
+    is_complete,
     pause,
     standing_still,
     started_load,
@@ -132,7 +133,7 @@ def test_a_forgotten_actor_is_made_again_once_but_not_while_a_command_has_the_di
     until(lambda: name in driver.names(), driver.second.round)
     assert driver.second.status()["errors"] == {}
     wait_for_lease(shard, load, replica, "commit_log", but=old)
-    until(lambda: bool(shard.status(replica)["is_complete"]), pause)
+    until(lambda: shard.says(replica, is_complete), pause)
     assert driver.names().count(name) == 1
     made = [
         each["metrics"]["raymq_controller_restarts_total"]

@@ -23,6 +23,7 @@ from tests.support.replicated_shard import (
     ReplicatedShard,
     check,
     check_logs,
+    is_complete,
     kill,
     pause,
     started_load,
@@ -77,7 +78,7 @@ def move_leader(shard: ReplicatedShard, load: Load, replica: int) -> None:
     """Let a replica lead."""
     if wait_for_leader(shard) != replica:
         wait_for_lease(shard, load, replica, "replication")
-        until(lambda: shard.status(replica)["is_complete"], pause)
+        until(lambda: shard.says(replica, is_complete), pause)
         shard.call(wait_for_leader(shard), "move_leader", {"replica": replica})
         until(lambda: shard.leader() == replica, pause)
 
@@ -104,7 +105,7 @@ def test_a_leader_whose_disk_is_full_hands_over_and_follows_when_there_is_room(
         wait_for_leader(shard, but=0)
         wait_for_writes(load)
     end = shard.status(wait_for_leader(shard))["appended"]
-    until(lambda: shard.status(0)["synced"] >= end, load.pause)
+    until(lambda: shard.says(0, lambda facts: facts["synced"] >= end), load.pause)
 
 
 @pytest.mark.slow
@@ -116,7 +117,7 @@ def test_another_replica_leads_while_the_disk_of_the_leader_hangs(
     wait_for_writes(load)
     disk.thaw()
     end = shard.status(wait_for_leader(shard))["appended"]
-    until(lambda: shard.status(0)["synced"] >= end, load.pause)
+    until(lambda: shard.says(0, lambda facts: facts["synced"] >= end), load.pause)
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_writes_go_on_while_the_disk_of_a_follower_is_full_and_it_catches_up_whe
     with disk.full():
         # Blocks of the file that is being written, and of the next one, are reserved: both must be over.
         end = shard.status(1)["appended"] + 3 * FILE_BYTES
-        until(lambda: shard.status(1)["confirmed"] >= end, load.pause)
+        until(lambda: shard.says(1, lambda facts: facts["confirmed"] >= end), load.pause)
         assert shard.status(0)["synced"] < end
     gap_ms = longest.stop()
     wait_until_complete(shard, 0)
@@ -166,7 +167,7 @@ def test_a_follower_whose_sync_failed_begins_again_when_its_process_ends_and_get
     old = wait_for_lease(shard, load, 2, "commit_log")
     longest = LongestGap(load.history)
     with calls.failing(SYNC, root / "commitlog"):
-        until(lambda: bool(shard.status(2)["supervisor"]["poisoned"]), load.pause)
+        until(lambda: shard.says(2, lambda facts: facts["supervisor"]["poisoned"]), load.pause)
     # The sync would succeed now, and would prove nothing: it is not tried again.
     wait_for_writes(load)
     assert shard.status(2)["state"] == "READ_ONLY"
@@ -226,7 +227,9 @@ def fail_sync(
     """A sync of a replica fails. Args: `send`: sends something to sync, if the load does not."""
     with calls.failing(SYNC, shard.paths.replica(0, replica) / "commitlog"):
         send()
-        until(lambda: bool(shard.status(replica)["supervisor"]["poisoned"]), load.pause)
+        until(
+            lambda: shard.says(replica, lambda facts: facts["supervisor"]["poisoned"]), load.pause
+        )
 
 
 def begin_again(shard: ReplicatedShard, load: Load, replica: int) -> None:

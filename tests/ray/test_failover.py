@@ -29,6 +29,7 @@ from tests.support.replicated_shard import (
     check,
     check_to_the_end,
     follower_of,
+    is_complete,
     kill_leader,
     pause,
     standing_still,
@@ -232,7 +233,7 @@ def test_a_follower_whose_log_is_damaged_begins_again_and_gets_everything(
     shard: ReplicatedShard, load: Load
 ) -> None:
     replica = follower_of(shard)
-    until(lambda: all(shard.status(each)["is_complete"] for each in shard.replicas), pause)
+    until(lambda: all(shard.says(each, is_complete) for each in shard.replicas), pause)
     root = shard.paths.replica(0, replica)
     with Target(wait_for_lease(shard, load, replica, "commit_log")) as target:
         synced = int(shard.status(replica)["synced"])
@@ -245,7 +246,7 @@ def test_a_follower_whose_log_is_damaged_begins_again_and_gets_everything(
 
     until(lambda: len(list(root.parent.glob("damaged-*"))) == 1, load.pause)
     wait_for_lease(shard, load, replica, "group_commit")
-    until(lambda: bool(shard.status(replica)["is_complete"]), load.pause)
+    until(lambda: shard.says(replica, is_complete), load.pause)
     assert "the damaged store is now" in read_last_end(root)["reason"]
     shard.command("shard", "move-leader", "0", "--to", str(replica), "-c", shard.paths.data_dir)
     wait_for_writes(load)

@@ -208,7 +208,7 @@ def test_all_commit_logs_are_the_same_bytes_up_to_the_confirmed_end(
         while shard.status(LEADER)["confirmed"] <= 3 << 20:
             producer.send(ASIDE, bytes(100_000)).result(30)
     confirmed = int(shard.status(LEADER)["confirmed"])
-    until(lambda: shard.status(FOLLOWER)["synced"] >= confirmed, pause)
+    until(lambda: shard.says(FOLLOWER, lambda facts: facts["synced"] >= confirmed), pause)
     leader = shard.commit_log(LEADER, confirmed)
     assert len(leader) == confirmed
     assert shard.commit_log(FOLLOWER, confirmed) == leader

@@ -39,7 +39,7 @@ def test_a_message_that_rotted_on_the_leader_is_read_and_repaired(shard: Replica
         )
     assert found == BODIES
     until(lambda: path.read_bytes() == twin.read_bytes(), pause)
-    until(lambda: "repair" not in shard.status(0)["failures"], pause)
+    until(lambda: shard.says(0, lambda facts: "repair" not in facts["failures"]), pause)
     status = shard.status(0)
     assert (status["repair"]["units"], status["repair"]["files"]) == (1, 1)
     assert status["metrics"]["repaired_units_total"] == 1

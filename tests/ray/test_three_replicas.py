@@ -50,6 +50,7 @@ from tests.support.replicated_shard import (
     check_logs,
     check_to_the_end,
     follower_of,
+    is_complete,
     kill,
     kill_leader,
     pause,
@@ -190,7 +191,7 @@ def test_every_acknowledged_message_is_there_after_a_power_loss_of_all_three_mac
     for replica, pids in old.items():
         wait_for_lease(shard, load, replica, "commit_log", but=pids["commit_log"])
     wait_for_writes(load)
-    until(lambda: all(shard.status(each)["is_complete"] for each in shard.replicas), pause)
+    until(lambda: all(shard.says(each, is_complete) for each in shard.replicas), pause)
     check_logs(shard)
     assert check(shard, load.history) > 0
 
@@ -280,7 +281,7 @@ def test_bytes_that_rotted_on_a_follower_reach_no_reader_and_are_mended_by_reads
     wait_for_lease(shard, load, follower, "commit_log", but=old)
     until(lambda: path.read_bytes() == twin.read_bytes(), pause)
     wait_until_complete(shard, follower)
-    until(lambda: "repair" not in shard.status(follower)["failures"], pause)
+    until(lambda: shard.says(follower, lambda facts: "repair" not in facts["failures"]), pause)
     assert shard.status(follower)["repair"]["files"] == 1
     assert first_bodies(shard, "nearest") == bodies
     check_logs(shard)
@@ -433,12 +434,12 @@ def test_store_times_never_go_back_although_a_leaders_clock_was_an_hour_ahead(
     clocks.set(pids_of(shard, load, leader).values(), HOUR_MS)
     wait_for_writes(load)
     successor = follower_of(shard)
-    until(lambda: bool(shard.status(successor)["is_complete"]), pause)
+    until(lambda: shard.says(successor, is_complete), pause)
     # A hand-over, because the next process of one that is killed would have another pid and a true clock.
     shard.call(leader, "move_leader", {"replica": successor})
     wait_for_leader(shard, but=leader)
     wait_for_writes(load)
-    until(lambda: bool(shard.status(leader)["is_complete"]), pause)
+    until(lambda: shard.says(leader, is_complete), pause)
     shard.call(wait_for_leader(shard), "move_leader", {"replica": leader})
     until(lambda: shard.leader() == leader, pause)
     wait_for_writes(load)

@@ -192,7 +192,7 @@ def cut_follower(shard: PartitionedShard, load: Load, kind: str) -> dict[str, An
     follower = (leader + 1) % len(shard.replicas)
     with broken(shard.network, kind, shard.machine(leader), shard.machine(follower)):
         if kind == "link":
-            until(lambda: shard.status(follower)["leader"] is None, load.pause)
+            until(lambda: shard.says(follower, lambda facts: facts["leader"] is None), load.pause)
         else:
             # It cannot say so: its answers do not arrive.
             shard.cut_off = {follower}
@@ -248,10 +248,13 @@ def run(shard: PartitionedShard, rounds: int) -> dict[str, Any]:
 
         leader = wait_for_leader(shard)
         end = int(shard.status(leader)["appended"])
-        until(lambda: shard.status(leader)["confirmed"] >= end, pause)
+        until(lambda: shard.says(leader, lambda facts: facts["confirmed"] >= end), pause)
         confirmed = int(shard.status(leader)["confirmed"])
         for each in shard.replicas:
-            until(lambda each=each: shard.status(each)["synced"] >= confirmed, pause)
+            until(
+                lambda each=each: shard.says(each, lambda facts: facts["synced"] >= confirmed),
+                pause,
+            )
         logs = [shard.commit_log(each, confirmed) for each in shard.replicas]
 
         reads = list(shard.read(TOPIC))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,12 @@ class ReplicatedShard:
     def status(self, replica: int) -> dict[str, Any]:
         """A replica's own word. Raises: RayMQError while it does not answer."""
         return self.call(replica, "status", {})
+
+    def says(self, replica: int, holds: Callable[[dict[str, Any]], object]) -> bool:
+        """Whether something holds by a replica's own word. False while it starts again and does not answer."""
+        with contextlib.suppress(RayMQError, KeyError):
+            return bool(holds(self.status(replica)))
+        return False
 
     def call(self, replica: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """Run an operation at one replica. Raises: RayMQError when it refuses or does not answer."""
@@ -306,26 +312,30 @@ def standing_still(shard: ReplicatedShard, load: Load, replica: int) -> Iterator
         yield
 
 
+def is_complete(facts: dict[str, Any]) -> bool:
+    """Whether a replica counts for receipts, by its status."""
+    return bool(facts["is_complete"])
+
+
 def wait_until_complete(shard: ReplicatedShard, replica: int) -> None:
     """A replica follows, counts, and has everything durably that its leader has now."""
     end = shard.status(wait_for_leader(shard))["appended"]
 
-    def is_there() -> bool:
-        with contextlib.suppress(RayMQError, KeyError):
-            facts = shard.status(replica)
-            return bool(
-                facts["mode"] == "follower" and facts["is_complete"] and facts["synced"] >= end
-            )
-        return False
+    def is_there(facts: dict[str, Any]) -> bool:
+        return bool(facts["mode"] == "follower" and facts["is_complete"] and facts["synced"] >= end)
 
-    until(is_there, pause)
+    until(lambda: shard.says(replica, is_there), pause)
 
 
 def check_logs(shard: ReplicatedShard) -> int:
     """The logs of all replicas are the same bytes up to the confirmed end. Returns: that end."""
     confirmed = int(shard.status(wait_for_leader(shard))["confirmed"])
     for replica in shard.replicas:
-        until(lambda each=replica: shard.status(each)["synced"] >= confirmed, pause)
+        # One that a test killed may still be starting.
+        until(
+            lambda each=replica: shard.says(each, lambda facts: facts["synced"] >= confirmed),
+            pause,
+        )
     for start in range(0, confirmed, FILE_BYTES):
         # File by file: together they may be more than the memory has room for.
         logs = [shard.log_file(each, start)[: confirmed - start] for each in shard.replicas]
@@ -371,7 +381,7 @@ def check(
     # Messages that only the leader acknowledged become visible when the follower has them.
     leader = wait_for_leader(shard)
     end = shard.status(leader)["appended"]
-    until(lambda: shard.status(leader)["confirmed"] >= end, pause)
+    until(lambda: shard.says(leader, lambda facts: facts["confirmed"] >= end), pause)
     reads = list(shard.read(topic))
     found = faults(acked, reads, history.sent(), seen)
     assert not found, f"{len(found)} faults, such as {found[:5]}"
