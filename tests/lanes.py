@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from tests.support import durations
+from tests.support import durations, tier
 from tests.support.workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,20 +38,36 @@ QUICK = "not thorough"
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)")
 
 
+#: where a sync takes no time, and what a run needs there at most
+MEMORY, MEMORY_BYTES_MIN = Path("/dev/shm"), 4 << 30
+
+
+def in_memory() -> dict[str, str]:
+    """The variables of tests whose stores end with them: these are in memory if it has room."""
+    try:
+        free_bytes = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return {}
+    return {"PYTEST_DEBUG_TEMPROOT": str(MEMORY)} if free_bytes >= MEMORY_BYTES_MIN else {}
+
+
 class Lane(NamedTuple):
     """The tests that one pytest runs."""
 
     name: str
     #: of the marks of these tests
     expression: str
+    #: of its environment
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
 JVM = "spark or interop"
 PROCESSES = "ray or program or beside"
 #: the longest first
 LANES = (
-    Lane("live", f"({PROCESSES}) and not ({JVM} or alone)"),
-    Lane("plain", f"not ({PROCESSES} or {JVM} or alone)"),
+    Lane("plain", f"not ({PROCESSES} or {JVM} or alone)", in_memory()),
+    Lane("live", f"({PROCESSES}) and not (faults or {JVM} or alone)"),
+    Lane("faults", f"faults and ({PROCESSES}) and not ({JVM} or alone)"),
     Lane("jvm", f"({JVM}) and not alone"),
 )
 #: no other Ray may run beside it
@@ -74,6 +92,7 @@ class Running:
             self.process = subprocess.Popen(
                 command(expression, words),
                 cwd=ROOT,
+                env={**os.environ, **lane.variables, **({tier.VARIABLE: "1"} if quick else {})},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

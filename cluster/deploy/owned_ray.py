@@ -327,7 +327,7 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment[MARK] = mark
     environment["RAY_AUTH_MODE"] = environment.get("RAY_AUTH_MODE", "token").lower()
     # Otherwise SIGTERM waits 30 s for detached actors, which do not end by themselves.
-    environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "3"
+    environment.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "3")
     # An owned Ray is a cluster of its own, whatever the shell's RAY_ADDRESS says.
     environment.pop("RAY_ADDRESS", None)
     # Ray runs workers at nice 15: the shards would get only the CPU that local producers leave.

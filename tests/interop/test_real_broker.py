@@ -29,6 +29,8 @@ from tests.support.oracle import Line, RocketMQ, copy
 from tests.support.ray_environment import ray_environment
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.thorough
+
 TOPIC, LATEST, GROUP, TAG = "orders", "latest", "billing", "TagA"
 QUEUES, MESSAGES, KEYS = 4, 600, 20
 SIZES = {

@@ -16,6 +16,8 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from tests.support.lean_ray import LEAN
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.timeout(120)
 def test_an_end_to_end_run_of_two_workers_as_ray_tasks_is_sound(tmp_path: Path) -> None:

@@ -101,7 +101,6 @@ def driver(shard: ReplicatedShard, load: Load) -> Iterator[Driver]:
         yield Driver(ray, shard)
 
 
-@pytest.mark.slow
 def test_ray_starts_another_controller_after_kill_9_and_writes_do_not_notice(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:
@@ -118,7 +117,6 @@ def test_ray_starts_another_controller_after_kill_9_and_writes_do_not_notice(
     assert driver.names().count(controller_name(NAME)) == 1
 
 
-@pytest.mark.slow
 def test_a_forgotten_actor_is_made_again_once_but_not_while_a_command_has_the_directory(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:
@@ -143,7 +141,6 @@ def test_a_forgotten_actor_is_made_again_once_but_not_while_a_command_has_the_di
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 def test_two_controllers_ask_for_a_move_and_the_leader_is_moved_once(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:
@@ -160,7 +157,7 @@ def test_two_controllers_ask_for_a_move_and_the_leader_is_moved_once(
     assert shard.leader() == successor
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_shard_without_a_leader_is_seen_and_seen_again_when_it_has_one(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:

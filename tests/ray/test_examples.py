@@ -39,14 +39,12 @@ def test_a_killed_training_resumes_with_what_it_has_not_seen(printed: list[str])
     assert answers(printed) == [expected] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.program(example("durable_queue.py"))
 def test_no_job_of_a_durable_queue_is_lost_with_its_worker(printed: list[str]) -> None:
     assert answers(printed) == [{"jobs": 400, "done": 400, "died": 1, "again": 1}]
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.program(example("serve_scores.py", runs=2))
 def test_a_killed_serve_replica_comes_back_with_its_state(printed: list[str]) -> None:

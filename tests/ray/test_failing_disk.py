@@ -35,7 +35,7 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.loop_disk
+pytestmark = [pytest.mark.faults, pytest.mark.loop_disk]
 
 #: without a follower no receipt waits for a timeout; the rest is a busy machine
 GAP_MS_MAX = 5_000
@@ -97,7 +97,7 @@ def following(shard: ReplicatedShard, load: Load) -> None:
         wait_until_complete(shard, replica)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_leader_whose_disk_is_full_hands_over_and_follows_when_there_is_room(
     shard: ReplicatedShard, load: Load, leading: None, disk: LoopDisk
 ) -> None:
@@ -108,7 +108,6 @@ def test_a_leader_whose_disk_is_full_hands_over_and_follows_when_there_is_room(
     until(lambda: shard.says(0, lambda facts: facts["synced"] >= end), load.pause)
 
 
-@pytest.mark.slow
 def test_another_replica_leads_while_the_disk_of_the_leader_hangs(
     shard: ReplicatedShard, load: Load, leading: None, disk: LoopDisk
 ) -> None:
@@ -120,7 +119,6 @@ def test_another_replica_leads_while_the_disk_of_the_leader_hangs(
     until(lambda: shard.says(0, lambda facts: facts["synced"] >= end), load.pause)
 
 
-@pytest.mark.slow
 def test_writes_go_on_while_the_disk_of_a_follower_is_full_and_it_catches_up_when_there_is_room(
     shard: ReplicatedShard, load: Load, following: None, disk: LoopDisk
 ) -> None:
@@ -139,7 +137,7 @@ def test_writes_go_on_while_the_disk_of_a_follower_is_full_and_it_catches_up_whe
     check_logs(shard)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_writes_go_on_while_the_disk_of_a_follower_refuses_them_and_it_catches_up_afterwards(
     shard: ReplicatedShard, load: Load, following: None, calls: FailingCalls
 ) -> None:
@@ -158,7 +156,6 @@ def test_writes_go_on_while_the_disk_of_a_follower_refuses_them_and_it_catches_u
     check_logs(shard)
 
 
-@pytest.mark.slow
 def test_a_follower_whose_sync_failed_begins_again_when_its_process_ends_and_gets_everything(
     shard: ReplicatedShard, load: Load, following: None, calls: FailingCalls
 ) -> None:
@@ -189,7 +186,7 @@ def test_a_follower_whose_sync_failed_begins_again_when_its_process_ends_and_get
     wait_for_writes(load)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_replica_that_lags_leads_after_the_syncs_of_both_others_failed_and_loses_nothing(
     shard: ReplicatedShard, load: Load, disk: LoopDisk, following: None, calls: FailingCalls
 ) -> None:
@@ -241,7 +238,6 @@ def begin_again(shard: ReplicatedShard, load: Load, replica: int) -> None:
     wait_until_complete(shard, replica)
 
 
-@pytest.mark.slow
 def test_every_acknowledged_message_survived_the_disk(shard: ReplicatedShard, load: Load) -> None:
     load.stop()
     check_logs(shard)

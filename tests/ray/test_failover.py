@@ -6,7 +6,6 @@ place, once. At the end all logs are the same bytes.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.records.record import PUT_SCHEMA
+from tests.support import tier
 from tests.support.history import Load, Reader
 from tests.support.replicated_shard import (
     LongestGap,
@@ -42,8 +42,10 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.faults
+
 #: kills of a leader's CommitLog
-KILLS = int(os.environ.get("RAYMQ_FAILOVERS", "6"))
+KILLS = tier.rounds("RAYMQ_FAILOVERS", thorough=6, quick=2)
 #: longer than any timeout of elections: the others have a leader by then
 STOPPED_S = 4.0
 #: of a slow flusher. CommitLog ends one that is silent for two seconds
@@ -70,7 +72,6 @@ def readers(shard: ReplicatedShard, load: Load) -> Iterator[list[Reader]]:
         yield running
 
 
-@pytest.mark.slow
 def test_another_replica_takes_puts_after_kill_9_of_each_leader(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -90,7 +91,6 @@ def test_another_replica_takes_puts_after_kill_9_of_each_leader(
     print(f"writes were back after {sorted(gaps_ms)} ms")
 
 
-@pytest.mark.slow
 def test_a_leader_that_stood_still_confirms_nothing_when_it_goes_on(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_leader_that_stood_still_confirms_nothing_when_it_goes_on(
     until(lambda: shard.leader() == successor, pause)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_leader_whose_syncs_take_seconds_lets_another_replica_lead(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -125,7 +125,6 @@ def test_a_leader_whose_syncs_take_seconds_lets_another_replica_lead(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("role", ["group_commit", "replication"])
 def test_writes_come_back_after_kill_9_of_a_leaders_satellite(
     shard: ReplicatedShard, load: Load, role: str
@@ -138,7 +137,6 @@ def test_writes_come_back_after_kill_9_of_a_leaders_satellite(
     wait_for_lease(shard, load, leader, role, but=old)
 
 
-@pytest.mark.slow
 def test_without_one_follower_every_promise_is_kept(shard: ReplicatedShard, load: Load) -> None:
     leader = wait_for_leader(shard)
     with standing_still(shard, load, follower_of(shard)):
@@ -146,7 +144,6 @@ def test_without_one_follower_every_promise_is_kept(shard: ReplicatedShard, load
         assert shard.leader() == leader
 
 
-@pytest.mark.slow
 def test_a_staged_write_is_published_once_although_leaders_are_killed(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -182,7 +179,6 @@ def test_a_staged_write_is_published_once_although_leaders_are_killed(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 def test_a_leader_hands_over_on_request_and_writes_go_on(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -194,7 +190,7 @@ def test_a_leader_hands_over_on_request_and_writes_go_on(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_processes_restart_one_replica_after_the_other_and_writes_go_on(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -209,7 +205,7 @@ def test_all_processes_restart_one_replica_after_the_other_and_writes_go_on(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_follower_that_is_replaced_under_load_gets_everything_and_counts(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -228,7 +224,6 @@ def test_a_follower_that_is_replaced_under_load_gets_everything_and_counts(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 def test_a_follower_whose_log_is_damaged_begins_again_and_gets_everything(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -252,14 +247,12 @@ def test_a_follower_whose_log_is_damaged_begins_again_and_gets_everything(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 def test_every_acknowledged_message_survived_the_leaders(
     shard: ReplicatedShard, load: Load
 ) -> None:
     assert check(shard, load.history) > 0
 
 
-@pytest.mark.slow
 def test_all_logs_are_the_same_bytes_up_to_the_confirmed_end(
     shard: ReplicatedShard, load: Load, readers: list[Reader]
 ) -> None:

@@ -33,6 +33,8 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.faults
+
 LEADER, FOLLOWER = 0, 1
 #: a topic whose messages need keys
 REFUSALS = "refusals"
@@ -75,7 +77,6 @@ def refusals(shard: ReplicatedShard) -> Iterator[LoadWithRefusals]:
         yield running
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("replica", "role"), VICTIMS)
 def test_writes_come_back_after_kill_9(
     shard: ReplicatedShard, load: Load, refusals: LoadWithRefusals, replica: int, role: str
@@ -87,7 +88,6 @@ def test_writes_come_back_after_kill_9(
     wait_for_lease(shard, load, replica, role, but=old)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("replica", "role"), VICTIMS)
 def test_writes_come_back_after_a_process_stood_still(
     shard: ReplicatedShard, load: Load, replica: int, role: str
@@ -106,7 +106,6 @@ def test_writes_come_back_after_a_process_stood_still(
         wait_for_lease(shard, load, replica, role, but=old)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replica", [LEADER, FOLLOWER], ids=["leader", "follower"])
 def test_writes_come_back_after_a_commit_log_hung(
     shard: ReplicatedShard, load: Load, replica: int
@@ -131,7 +130,6 @@ def standing_still(shard: ReplicatedShard, load: Load, replica: int) -> Iterator
         yield
 
 
-@pytest.mark.slow
 def test_without_the_follower_only_the_leaders_promise_is_kept(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -156,7 +154,6 @@ def test_without_the_follower_only_the_leaders_promise_is_kept(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("replica", "role"), SATELLITES)
 def test_a_satellite_that_ray_started_again_keeps_the_main_thread_asleep(
     shard: ReplicatedShard, load: Load, replica: int, role: str
@@ -166,14 +163,12 @@ def test_a_satellite_that_ray_started_again_keeps_the_main_thread_asleep(
     until(lambda: b".occupy_main_thread" in title.read_bytes(), load.pause)
 
 
-@pytest.mark.slow
 def test_every_acknowledged_message_survived_the_processes(
     shard: ReplicatedShard, load: Load
 ) -> None:
     assert check(shard, load.history) > 0
 
 
-@pytest.mark.slow
 def test_each_refused_message_got_its_own_error_and_the_others_were_stored_once_in_order(
     shard: ReplicatedShard, refusals: LoadWithRefusals
 ) -> None:
@@ -182,7 +177,6 @@ def test_each_refused_message_got_its_own_error_and_the_others_were_stored_once_
     assert check(shard, refusals.history, topic=REFUSALS) == refusals.history.count()
 
 
-@pytest.mark.slow
 def test_a_killed_ray_is_started_again_with_every_message(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -198,7 +192,6 @@ def test_a_killed_ray_is_started_again_with_every_message(
     assert total >= sum(map(len, load.history.acked().values()))
 
 
-@pytest.mark.slow
 def test_all_commit_logs_are_the_same_bytes_up_to_the_confirmed_end(
     shard: ReplicatedShard, load: Load
 ) -> None:

@@ -21,6 +21,8 @@ from raymq.actors.leader.metrics import METRICS
 from raymq.cluster.cli import grafana
 from tests.support.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.thorough
+
 #: one process is a driver of its own Ray, runs a cluster in it and answers questions line by line
 PROGRAM = """
 import contextlib, json, os, signal, sys, threading

@@ -32,6 +32,8 @@ from tests.support.history import History, Load, Read, Reader, faults
 from tests.support.lean_ray import LEAN
 from tests.support.waiting import until
 
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
+
 PRODUCERS, QUEUES = 2, 2
 #: how often each fault comes; `nox -s faults` takes more
 ROUNDS = int(os.environ.get("RAYMQ_FAULT_ROUNDS", "1"))
@@ -210,7 +212,6 @@ def runs(home: Home) -> Iterator[dict[Mode | None, Future[None]]]:
         yield found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_mode_keeps_its_promise_while_its_processes_die(
     runs: dict[Mode | None, Future[None]], mode: Mode
@@ -319,7 +320,6 @@ def hurt_all_processes(shard: Shard, load: Load, mode: Mode) -> None:
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 def test_a_mode_may_change_between_two_starts(runs: dict[Mode | None, Future[None]]) -> None:
     runs[None].result()
 

@@ -144,7 +144,6 @@ def test_writes_come_back_after_kill_9_of_a_followers_commit_log(world: World) -
     cluster.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_node_that_is_away_is_reported_and_comes_back_with_its_disk(world: World) -> None:
     cluster = raymq.connect(world.paths.data_dir)
@@ -179,7 +178,7 @@ def test_a_node_that_is_away_is_reported_and_comes_back_with_its_disk(world: Wor
     cluster.close()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(150)
 def test_a_stopped_cluster_resumes_where_its_disks_are_and_is_not_moved(world: World) -> None:
     before = world.whereabouts()
@@ -194,7 +193,6 @@ def test_a_stopped_cluster_resumes_where_its_disks_are_and_is_not_moved(world: W
     cluster.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_the_follower_of_two_gets_a_successor_on_another_node(world: World) -> None:
     with raymq.connect(world.paths.data_dir) as cluster:

@@ -23,6 +23,8 @@ from tests.support.certificates import make_certificates
 from tests.support.namespace_ray import ray_node
 from tests.support.network_namespaces import ip
 
+pytestmark = pytest.mark.thorough
+
 #: a network for tests and documentation
 HOSTS = {"a": "198.51.100.1", "b": "198.51.100.2"}
 PORT = 6379
@@ -91,7 +93,6 @@ def place() -> Iterator[Path]:
 
 
 @pytest.mark.network
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_mirror_over_two_networks_with_tls_survives_a_cut(
     namespaces: dict[str, str], place: Path

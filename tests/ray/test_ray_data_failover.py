@@ -17,7 +17,7 @@ from tests.support.programs import ROOT
 from tests.support.ray_data_job import READS, ROWS, TOPIC
 from tests.support.replicated_shard import started_shard
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.thorough]
 
 
 def test_rows_are_written_and_read_once_although_leaders_are_killed_with_tls(

@@ -14,7 +14,7 @@ from tests.ray.test_replace_replica import World, started_world
 from tests.support.replicated_shard import pause
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180), pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

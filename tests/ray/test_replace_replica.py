@@ -201,6 +201,7 @@ def test_a_drained_node_leads_nothing_and_writes_go_on(world: World) -> None:
     assert world.cluster.drain_node(node).moved == {}
 
 
+@pytest.mark.thorough
 def test_the_cluster_resumes_with_the_new_placement(world: World) -> None:
     assert world.cluster.stop().clean
     world.cluster = raymq.start(world.paths.data_dir, address=world.nodes.address)

@@ -46,7 +46,6 @@ def reader(shard: ReplicatedShard, load: Load) -> Iterator[Reader]:
         yield running
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("added_replicas", [2, 0])
 def test_a_growth_that_is_killed_in_the_middle_changes_nothing_for_clients(
     shard: ReplicatedShard, load: Load, added_replicas: int
@@ -69,7 +68,6 @@ def test_a_growth_that_is_killed_in_the_middle_changes_nothing_for_clients(
     wait_for_writes(load)
 
 
-@pytest.mark.slow
 def test_a_shard_of_one_replica_gets_two_more_while_producers_and_consumers_go_on(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -86,7 +84,6 @@ def test_a_shard_of_one_replica_gets_two_more_while_producers_and_consumers_go_o
         assert facts["voters"] == [0, 1, 2]
 
 
-@pytest.mark.slow
 def test_clients_from_before_follow_each_leader_that_is_killed_then(
     shard: ReplicatedShard, load: Load, reader: Reader
 ) -> None:

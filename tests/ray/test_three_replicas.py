@@ -67,7 +67,8 @@ from tests.support.replicated_shard import (
 from tests.support.skewed_clock import SkewedClock
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
+
 
 NAME = "three"
 #: longer than the longest timeout of replication, `ElectionLimits.stream_silence_ms`
@@ -119,6 +120,7 @@ def driver(shard: ReplicatedShard) -> Iterator[Any]:
         yield ray
 
 
+@pytest.mark.thorough
 def test_a_leader_whose_processes_all_stood_still_for_longer_than_every_timeout_follows(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -149,6 +151,7 @@ def test_writes_come_back_after_kill_9_of_all_commit_logs_at_once(
         wait_for_lease(shard, load, replica, "commit_log", but=pid)
 
 
+@pytest.mark.thorough
 def test_writes_come_back_after_kill_9_of_all_nine_processes_at_once(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -254,6 +257,7 @@ def first_bodies(shard: ReplicatedShard, read_from: ReadFrom) -> list[bytes]:
     return found[:FIRST]
 
 
+@pytest.mark.thorough
 def test_bytes_that_rotted_on_a_follower_reach_no_reader_and_are_mended_by_reads_and_its_scrub(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -358,6 +362,7 @@ def test_clients_that_call_actors_lose_and_double_nothing_although_leaders_are_k
     wait_for_writes(load)
 
 
+@pytest.mark.thorough
 def test_a_client_that_reaches_only_the_port_of_ray_client_loses_and_doubles_nothing(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -454,6 +459,7 @@ def test_store_times_never_go_back_although_a_leaders_clock_was_an_hour_ahead(
     assert HOUR_MS - 600_000 < ahead_ms <= HOUR_MS
 
 
+@pytest.mark.thorough
 def test_a_follower_a_million_messages_behind_is_complete_again_while_writes_go_on(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -495,6 +501,7 @@ def server(shard: ReplicatedShard, name: str) -> int:
     return found
 
 
+@pytest.mark.thorough
 def test_a_leader_is_elected_without_rays_gcs_and_all_is_there_in_the_next_ray(
     shard: ReplicatedShard, load: Load, readers: list[Reader]
 ) -> None:

@@ -20,17 +20,18 @@ from tests.replication.simulate.chaos import Chaos, run_seeds
 from tests.replication.simulate.search import Bounds, search
 from tests.replication.simulate.store import Broken, ReplicaStore
 from tests.replication.simulate.world import World
+from tests.support import tier
 
 STEPS = 2_000
 RUNS = {1: 60, 2: 140, 3: 600, 5: 220}
-FACTOR = int(os.environ.get("RAYMQ_SIMULATED_STEPS", "1"))
+FACTOR = tier.share("RAYMQ_SIMULATED_STEPS", quick=0.25)
 #: 23,741 states; 7 exchanges have 362,654, which take 3 GB
 SEARCH_DEPTH = int(os.environ.get("RAYMQ_SEARCH_DEPTH", "5"))
 
 
 @pytest.mark.parametrize("members", RUNS)
 def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_healing(members: int):
-    figures = run_seeds(range(RUNS[members] * FACTOR), members=members, steps=STEPS)
+    figures = run_seeds(range(round(RUNS[members] * FACTOR)), members=members, steps=STEPS)
     print(f"{members} replicas:", dict(figures))
     # A simulation in which nothing happens would find nothing.
     assert figures["elections"] > 2 * figures["runs"]
@@ -43,7 +44,7 @@ def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_heali
 @pytest.mark.parametrize("members", [2, 3, 5])
 def test_replaced_replicas_that_still_run_change_nothing_that_was_confirmed(members: int):
     figures = run_seeds(
-        range(RUNS[members] // 4 * FACTOR), members=members, steps=STEPS, replaces=True
+        range(round(RUNS[members] // 4 * FACTOR)), members=members, steps=STEPS, replaces=True
     )
     print(f"{members} replicas:", dict(figures))
     assert figures["replaced replicas"] > figures["runs"]
@@ -53,7 +54,7 @@ def test_replaced_replicas_that_still_run_change_nothing_that_was_confirmed(memb
 @pytest.mark.parametrize("members", [2, 3, 5])
 def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: int):
     figures = run_seeds(
-        range(RUNS[members] // 4 * FACTOR),
+        range(round(RUNS[members] // 4 * FACTOR)),
         members=members,
         steps=STEPS,
         replaces=True,
@@ -70,7 +71,7 @@ def test_after_failed_syncs_of_several_replicas_nothing_is_lost_and_others_copy_
     members: int,
 ):
     figures = run_seeds(
-        range(RUNS[members] // 2 * FACTOR), members=members, steps=STEPS, fails_syncs=True
+        range(round(RUNS[members] // 2 * FACTOR)), members=members, steps=STEPS, fails_syncs=True
     )
     print(f"{members} replicas:", dict(figures))
     assert figures["failed syncs"] > 2 * figures["runs"]
@@ -81,7 +82,12 @@ def test_after_failed_syncs_of_several_replicas_nothing_is_lost_and_others_copy_
 @pytest.mark.parametrize(("replicas", "runs"), [(2, 60), (3, 120), (5, 40)])
 def test_a_shard_of_one_replica_that_gets_further_ones_loses_nothing(replicas: int, runs: int):
     figures = run_seeds(
-        range(runs * FACTOR), members=1, steps=STEPS, replaces=True, deletes=True, grows=replicas
+        range(round(runs * FACTOR)),
+        members=1,
+        steps=STEPS,
+        replaces=True,
+        deletes=True,
+        grows=replicas,
     )
     print(f"1 replica, then {replicas}:", dict(figures))
     # The others end their growth when everything heals.
@@ -94,7 +100,7 @@ def test_a_shard_of_one_replica_that_gets_further_ones_loses_nothing(replicas: i
 def test_a_shard_that_an_operator_recovers_without_a_majority_has_one_truth_again(
     members: int, survivors: int, runs: int
 ):
-    lost, runs = 0, runs * FACTOR
+    lost, runs = 0, round(runs * FACTOR)
     for seed in range(runs):
         chaos = Chaos(seed, members=members, deletes=True)
         for action in chaos.rng.choices(chaos.actions, chaos.weights, k=STEPS // 2):

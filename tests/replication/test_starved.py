@@ -5,7 +5,6 @@ RAYMQ_SIMULATED_STEPS in the environment multiplies the number of simulated runs
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -18,10 +17,11 @@ from tests.replication.simulate import mutants
 from tests.replication.simulate.starved import run_starved
 from tests.replication.simulate.store import Broken
 from tests.replication.test_election import Replica, follower, leader
+from tests.support import tier
 
 LIMITS = ElectionLimits()
 RUNS = {3: 6, 5: 3}
-FACTOR = int(os.environ.get("RAYMQ_SIMULATED_STEPS", "1"))
+FACTOR = tier.share("RAYMQ_SIMULATED_STEPS", quick=0.4)
 #: how late each message comes
 LATE_MS = 3_000
 
@@ -43,7 +43,9 @@ def waits_ms(replica: Replica) -> int:
 
 @pytest.mark.parametrize("members", RUNS)
 def test_replicas_that_are_seconds_late_keep_their_leader_and_replace_one_that_ends(members: int):
-    changes, failover_ms = run_starved(range(RUNS[members] * FACTOR), members=members, loads=4)
+    changes, failover_ms = run_starved(
+        range(round(RUNS[members] * FACTOR)), members=members, loads=4
+    )
     print(f"{members} replicas: the longest failover takes {failover_ms} ms")
     assert changes == 0
     assert failover_ms > 0
