@@ -1,7 +1,8 @@
 """`python -m tests [--thorough] [pytest's arguments]`: the whole suite as lanes, or one pytest for the tests named.
 
 Without the names of tests, it leaves those with the mark `thorough` out; `--thorough` runs them, too. It writes how
-long each file and test took to build/durations.json.
+long each file and test took to build/durations.json, and fails if a file took more than twice its budget
+(tests/budgets.json). `python -m tests --write-budgets` makes budgets of the last run, which was to be a thorough one.
 
 A pytest ends without the teardown of its interpreter. Threads of gRPC, which Arrow Flight and Ray bring along, run
 until the process ends. The end of a whole run once crashed in them, after all tests had passed.
@@ -48,6 +49,9 @@ def main(words: list[str]) -> None:
     """Run what the arguments name."""
     thorough = "--thorough" in words
     words = [word for word in words if word != "--thorough"]
+    if words == ["--write-budgets"]:
+        durations.write_budgets(lanes.DURATIONS)
+        end(0)
     if words[:1] == ["--one"]:
         end(run_one(words[1:]))
     if not OF_ALL.issuperset(words):

@@ -153,8 +153,10 @@ def run(words: Sequence[str], *, quick: bool) -> int:
             outcomes += each.report()
             done.append(each)
 
-    durations.write(lines, DURATIONS)
-    failures = [line for each in done for line in each.failures]
+    seconds = durations.write(lines, DURATIONS)
+    slow = durations.over_budget(seconds, durations.read_budgets())
+    failures = [*(line for each in done for line in each.failures), *slow]
+    outcomes["error"] += len(slow)
     if failures:
         say("=========================== short test summary info ============================")
         say("\n".join(failures))

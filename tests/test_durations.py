@@ -37,3 +37,29 @@ def test_a_run_that_does_not_ask_for_durations_notes_none(
     monkeypatch.chdir(tmp_path)
     durations.note(report("folder/a::test_one", 0.5))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_took_more_than_twice_its_budget_is_named() -> None:
+    seconds = {"a": 63.0, "b": 39.0, "c": 15.0, "d": 19.0}
+    (line,) = durations.over_budget(seconds, {"a": 24.0, "b": 30.0, "c": 15.0})
+    assert line.startswith(
+        "a took 63 s, more than twice its budget of 24 s, on a machine that takes 1.3 times the budgets"
+    )
+
+
+def test_a_file_without_a_budget_of_its_own_has_that_of_all_others() -> None:
+    assert durations.over_budget({"a": 2 * durations.OTHERS_S}, {}) == []
+    assert len(durations.over_budget({"a": 2 * durations.OTHERS_S + 1}, {})) == 1
+
+
+def test_on_a_machine_that_is_slower_for_most_files_a_budget_is_more() -> None:
+    budgets = {"a": 24.0, "b": 30.0}
+    assert durations.over_budget({"a": 72.0, "b": 90.0, "c": 60.0}, budgets) == []
+    assert len(durations.over_budget({"a": 72.0, "b": 90.0, "c": 61.0}, budgets)) == 1
+
+
+def test_budgets_are_the_durations_of_a_run(tmp_path: Path) -> None:
+    source, target = tmp_path / "durations.json", tmp_path / "budgets.json"
+    source.write_text('{"b": {"seconds": 31.2}, "a": {"seconds": 12.0}, "c": {"seconds": 9.9}}')
+    durations.write_budgets(source, target)
+    assert durations.read_budgets(target) == {"a": 12, "b": 32}

@@ -132,6 +132,7 @@ def world() -> Iterator[World]:
         with ray_nodes(["a", "b"]) as nodes:
             world = World(nodes, place / "data")
             yield world
+            world.early.close()
             world.cluster.stop()
     finally:
         shutil.rmtree(place)
@@ -223,7 +224,6 @@ def test_an_interrupted_addition_is_completed_by_the_next_start(world: World) ->
 
 @pytest.mark.thorough
 def test_a_restart_keeps_everything_and_takes_no_lost_store_for_a_new_one(world: World) -> None:
-    world.early.close()
     assert world.cluster.stop().clean
     store = world.paths.replica(1, 0)
     aside = store.with_name("aside")

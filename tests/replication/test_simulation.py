@@ -38,7 +38,7 @@ def test_nothing_confirmed_is_lost_or_changed_and_all_replicas_agree_after_heali
     assert figures["confirmations"] > 5 * figures["runs"]
     assert figures["acks"] > 5 * figures["runs"]
     assert figures["duplicates"] > 5 * figures["runs"]
-    assert figures["refused gaps"] > figures["runs"] // 10
+    assert figures["refused gaps"] > figures["runs"] // 12
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
@@ -61,8 +61,8 @@ def test_new_replicas_follow_a_log_whose_oldest_segments_are_deleted(members: in
         deletes=True,
     )
     print(f"{members} replicas:", dict(figures))
-    assert figures["deleted segments"] > figures["runs"] // 2
-    assert figures["logs begun later"] > figures["runs"] // 4
+    assert figures["deleted segments"] > figures["runs"] // 4
+    assert figures["logs begun later"] > figures["runs"] // 10
     assert figures["confirmations"] > 4 * figures["runs"]
 
 
@@ -100,7 +100,7 @@ def test_a_shard_of_one_replica_that_gets_further_ones_loses_nothing(replicas: i
 def test_a_shard_that_an_operator_recovers_without_a_majority_has_one_truth_again(
     members: int, survivors: int, runs: int
 ):
-    lost, runs = 0, round(runs * FACTOR)
+    lost, runs = 0, round(runs * max(1, FACTOR))
     for seed in range(runs):
         chaos = Chaos(seed, members=members, deletes=True)
         for action in chaos.rng.choices(chaos.actions, chaos.weights, k=STEPS // 2):

@@ -1,12 +1,19 @@
-"""How long each test takes: `python -m tests` writes build/durations.json.
+"""How long each test takes: `python -m tests` writes build/durations.json, and fails if a file has doubled.
 
 A run may have several pytests. Each adds a line for each phase of a test to the file that VARIABLE names.
+
+tests/budgets.json has the seconds of each long file, as `python -m tests --thorough` took them on two cores. All files
+of a run take longer on a slower machine, and beside other work. So all budgets grow by the median of what these files
+take.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +21,10 @@ import pytest
 
 #: names the file of a run's lines
 VARIABLE = "RAYMQ_DURATIONS"
+#: file -> seconds
+BUDGETS = Path(__file__).parents[1] / "budgets.json"
+#: seconds of a file without a budget of its own; it is also the least that a file needs to get one
+OTHERS_S = 10.0
 
 
 def note(report: pytest.TestReport) -> None:
@@ -46,8 +57,38 @@ def _longest_first(tests: dict[str, float]) -> dict[str, float]:
     return {test: round(duration, 3) for test, duration in ordered}
 
 
-def write(lines: Path, target: Path) -> None:
-    """Write a run's durations as JSON."""
+def write(lines: Path, target: Path) -> dict[str, float]:
+    """Write a run's durations as JSON. Returns: the seconds of each file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     found = by_file(lines.read_text(encoding="utf-8"))
     target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return {path: float(facts["seconds"]) for path, facts in found.items()}
+
+
+def read_budgets(source: Path = BUDGETS) -> dict[str, float]:
+    """The seconds of each file that has a budget of its own."""
+    budgets: dict[str, float] = json.loads(source.read_text(encoding="utf-8"))
+    return budgets
+
+
+def over_budget(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> list[str]:
+    """A line for each file that took more than twice its budget. Args: `seconds`, `budgets`: by file."""
+    ratios = [taken / budgets[path] for path, taken in seconds.items() if path in budgets]
+    slower = max(1.0, statistics.median(ratios or [1.0]))
+    return [
+        f"{path} took {taken:.0f} s, more than twice its budget of {budget:.0f} s, on a machine that takes"
+        f" {slower:.1f} times the budgets: make it quicker, mark tests as thorough, or raise it in tests/budgets.json"
+        for path, taken in seconds.items()
+        if taken > 2 * slower * (budget := budgets.get(path, OTHERS_S))
+    ]
+
+
+def write_budgets(source: Path, target: Path = BUDGETS) -> None:
+    """Take the durations of a whole run as budgets. Args: `source`: build/durations.json."""
+    found = json.loads(source.read_text(encoding="utf-8"))
+    budgets = {
+        path: math.ceil(facts["seconds"])
+        for path, facts in sorted(found.items())
+        if facts["seconds"] > OTHERS_S
+    }
+    target.write_text(json.dumps(budgets, indent=1) + "\n", encoding="utf-8")
