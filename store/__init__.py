@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from .index.query import QueryResult
     from .put.inner_message import InnerMessage
     from .put.put_hooks import PutHook
-    from .queues.get_message import GetMessageResult, expression_filter
+    from .queues.expression_filter import expression_filter
+    from .queues.get_message import GetMessageResult
     from .queues.message_filter import MessageFilter
     from .queues.raw_records import decode_records
     from .records.properties import decode as decode_properties
@@ -77,7 +78,7 @@ __getattr__ = lazy_names(
         "StoreConfig": "raymq.store.config.store_config",
         "decode_properties": "raymq.store.records.properties:decode",
         "decode_records": "raymq.store.queues.raw_records",
-        "expression_filter": "raymq.store.queues.get_message",
+        "expression_filter": "raymq.store.queues.expression_filter",
         "producer_stamps": "raymq.store.records.rows",
         "verify": "raymq.store.tools.inspect",
     },

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from raymq.store.base.errors import Rejected
+from raymq.store.queues.expression_filter import expression_filter
 from raymq.store.records.producer_stamp import PRODUCER_MAX
-from raymq.store.records.requests import FetchRequest
+from raymq.store.records.requests import FetchRequest, MessageSelector
 from raymq.store.services.staged_rows import StagedRange
 from raymq.store.services.stream_batches import StreamBatch
 from raymq.store.state.topics import QUEUES_MAX
@@ -18,6 +19,8 @@ NUMBER_MAX = 2**63 - 1
 _ANY = 2**128
 #: bytes that one fetch may return
 FETCH_BYTES_MAX = 64 << 20
+#: characters of a filter
+EXPRESSION_CHARS_MAX = 4096
 #: shards of a cluster at most
 SHARDS_MAX = 256
 #: producers that one call may ask for
@@ -154,6 +157,19 @@ def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[
     return found
 
 
+def check_selector(wanted: Any) -> MessageSelector:
+    """The filter of a fetch. Raises: Rejected for a malformed one."""
+    is_pair = type(wanted) in (list, tuple) and len(wanted) == len(MessageSelector._fields)
+    if not is_pair or not all(type(text) is str for text in wanted):
+        advice = "give a kind and an expression, both text"
+        raise wrong_value("wanted", wanted, advice, "[TAG|SQL92, expression]")
+    if len(wanted[1]) > EXPRESSION_CHARS_MAX:
+        advice = f"give an expression of at most {EXPRESSION_CHARS_MAX} characters"
+        raise wrong_value("wanted", wanted, advice, EXPRESSION_CHARS_MAX)
+    expression_filter(*wanted)
+    return MessageSelector(*wanted)
+
+
 def fetch_request(
     topic: Any,
     offsets: Any,
@@ -161,6 +177,7 @@ def fetch_request(
     max_records: Any,
     wait_ms: Any,
     seen_epoch: Any = None,
+    wanted: Any = None,
     *,
     wait_limit_ms: int,
 ) -> FetchRequest:
@@ -175,4 +192,5 @@ def fetch_request(
         min(check_integer("max_records", max_records, 1, _ANY), NUMBER_MAX),
         min(check_integer("wait_ms", wait_ms, 0, _ANY), wait_limit_ms),
         None if seen_epoch is None else check_integer("seen_epoch", seen_epoch),
+        None if wanted is None else check_selector(wanted),
     )

@@ -8,11 +8,9 @@ app_metadata and its rows as an Arrow batch:
                   Small batches travel as bytes without an Arrow batch instead, many in one message: small_puts.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
                   in the order of the batches; sometimes with "window": how many unanswered bytes the client may send
-    fetch      -> {"id","topic","offsets":{queue: offset},"max_bytes","max_records","wait_ms"}; with "seen_epoch" any
-                  replica may answer
-               <- per queue {"id","queue","end","first_offset","next_offset","min_offset","max_offset"} + FETCH_SCHEMA,
-                  or {"id","queue","end","error"}. "end" is true in the last message of an answer. Without a queue
-                  {"id","end":true} or {"id","error"}. After "seen_epoch" also "epoch".
+    fetch      -> "id" and the fields of actors/api/fetches.py
+               <- per queue "id", "end" and the head of fetches.py, with FETCH_SCHEMA unless it is an error. "end" is
+                  true in the last message of an answer. Without a queue {"id","end":true} or {"id","error"}.
                   Few records travel without an Arrow batch: the size of the JSON in 4 bytes, the JSON with "rows",
                   rows + 1 offsets of 4 bytes, little endian, and the records
     replicate  frames of raymq.replication.wire in both directions: the size of the header in 4 bytes, the header, and
@@ -36,8 +34,6 @@ from raymq.store.records.requests import PutOutcome
 
 PUT, FETCH, REPLICATE = "put", "fetch", "replicate"
 
-#: fields of a FetchSlice in the message that brings its records
-SLICE_ENDS = ("first_offset", "next_offset", "min_offset", "max_offset")
 #: rows of a fetch answer: raw RocketMQ records
 FETCH_SCHEMA = pa.schema([pa.field("record", pa.binary(), nullable=False)])
 #: rows of a replication frame: log bytes
@@ -127,7 +123,7 @@ def unpack_frame(metadata: Any, batch: pa.RecordBatch | None) -> tuple[bytes, me
 
 
 def pack_records(head: dict[str, Any], records: pa.Array) -> tuple[bytes, pa.RecordBatch | None]:
-    """The records of one queue as metadata and batch. Args: `records`: one or more."""
+    """The records of one queue as metadata and batch."""
     rows = len(records)
     if rows <= INLINE_ROWS_MAX and not records.offset:
         _, edges, data = records.buffers()
@@ -154,7 +150,7 @@ def unpack_records(
     edges_at = begin + _HEADER_SIZE.unpack_from(metadata)[0]
     head = unpack(memoryview(metadata)[begin:edges_at])
     rows = head["rows"]
-    if type(rows) is not int or rows < 1:
+    if type(rows) is not int or rows < 0:
         raise ValueError(f"a message cannot hold {rows!r} records")
     data_at = edges_at + _EDGE_BYTES * (rows + 1)
     if data_at > metadata.size:

@@ -2,9 +2,8 @@
 
     open_stream(cluster_id, node_ip or None) -> name of a new put stream
     append(call, buffers)   -> acks; `pack_call` makes the arguments, `unpack_acks` reads the answer
-    read(cluster_id, topic, offsets, max_bytes, max_records, wait_ms[, seen_epoch])
-                            -> (queue_id, first offset, next offset, min offset, max offset, records, error[, epoch])
-                               per queue; records are the buffer of a FETCH_SCHEMA batch
+    read(cluster_id, fetch) -> per queue: the head of actors/api/fetches.py, its records as the buffer of a FETCH_SCHEMA
+                               batch
     call(cluster_id, op, args) -> the operation's result
 
 A put stream is a sequence of `append` calls. Each carries its number, because Ray starts the calls of a concurrency

@@ -14,13 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.actors.api.call_arguments import fetch_request
+from raymq.actors.api import fetches
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_acks, unpack_call
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
+from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.records.record import PUT_SCHEMA, SmallBatch
 from raymq.store.records.requests import FetchSlice, PutOutcome
 
@@ -179,22 +179,11 @@ class RayMethods:
 
     # --- reads and operations ---------------------------------------------------------------------
 
-    def read(
-        self,
-        cluster_id: str,
-        topic: str,
-        offsets: dict[int, int],
-        max_bytes: int,
-        max_records: int,
-        wait_ms: int,
-        seen_epoch: int | None = None,
-    ) -> list[tuple[Any, ...]]:
-        """Read queues, and wait while all are empty, up to the lower of `wait_ms` and READ_WAIT_MS_MAX.
+    def read(self, cluster_id: str, fetch: dict[str, Any]) -> list[tuple[dict[str, Any], Any]]:
+        """Read queues, and wait while all are empty, up to the lower of the fetch's wait and READ_WAIT_MS_MAX.
 
-        Args: `seen_epoch`: as of `FetchRequest`.
-        Returns: a tuple for each queue that has records or an error: (queue_id, first offset, next offset, min offset,
-        max offset, records or None, error or None). Records are the buffer of a FETCH_SCHEMA batch. With `seen_epoch`
-        the epoch of the records follows.
+        Args: `fetch`: `fetches.pack_request`.
+        Returns: `fetches.pack_slice` of each queue's answer, its records as the buffer of a FETCH_SCHEMA batch.
         """
         self._check_identity(cluster_id)
         with self._lock:
@@ -203,15 +192,7 @@ class RayMethods:
 
         try:
             limit_ms = CROWDED_WAIT_MS if crowded else READ_WAIT_MS_MAX
-            request = fetch_request(
-                topic,
-                offsets,
-                max_bytes,
-                max_records,
-                wait_ms,
-                seen_epoch,
-                wait_limit_ms=limit_ms,
-            )
+            request = fetches.unpack_request(fetch, wait_limit_ms=limit_ms)
             return [_slice(part) for part in self._backend.fetch(request)]
         except (TypeError, ValueError, KeyError) as error:
             raise Rejected(f"bad read: {error!r}", field="offsets", limit="the method's") from error
@@ -248,12 +229,8 @@ def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:
         return error
 
 
-def _slice(part: FetchSlice) -> tuple[Any, ...]:
-    error = part.error
-    if error is None and part.records is None:
-        error = Bug("a slice has neither records nor an error")
-    if error is not None:
-        return part.queue_id, -1, -1, -1, -1, None, to_wire(error)
-    records = pa.record_batch([part.records], schema=FETCH_SCHEMA).serialize()
-    found = (*part[:5], records, None)
-    return (*found, part.epoch) if part.epoch else found
+def _slice(part: FetchSlice) -> tuple[dict[str, Any], Any]:
+    head, records = fetches.pack_slice(part)
+    if records is None:
+        return head, None
+    return head, pa.record_batch([records], schema=FETCH_SCHEMA).serialize()

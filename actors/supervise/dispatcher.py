@@ -6,10 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
+
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.queues.expression_filter import expression_filter
 from raymq.store.records.requests import FetchRequest, FetchSlice
 from raymq.store.state.topics import QueueKey
 
@@ -26,6 +29,9 @@ CHECK_S = 1.0
 STOP_WAIT_S = 2.0
 #: confirmed bytes that end a linger: a follower that takes over dispatches no more than these first
 LINGER_BYTES_MAX = 8 << 20
+
+
+NO_RECORDS = pa.array([], pa.binary())
 
 
 class Dispatcher:
@@ -197,12 +203,18 @@ class Dispatcher:
             # The range in the error must end after every acknowledged message.
             self.await_confirmed()
             found = self._read(request)
-        if found or not may_hold:
+        if not may_hold or any(map(is_found, found)):
             return found
-        return self._hold(request, began_ms, confirmed)
+        return self._hold(request, found, began_ms, confirmed)
 
-    def _hold(self, request: FetchRequest, began_ms: int, confirmed: int) -> list[FetchSlice]:
-        """Read again after each dispatch into the request's queues, until something is found or the time is up."""
+    def _hold(
+        self, asked: FetchRequest, looked: list[FetchSlice], began_ms: int, confirmed: int
+    ) -> list[FetchSlice]:
+        """Read again after each dispatch into the request's queues, until something is found or the time is up.
+
+        Args: `looked`: slices without records, after which the reads go on.
+        """
+        request = going_on(asked, looked)
         with self._registered(request) as woken:
             while True:
                 woken.clear()
@@ -211,19 +223,37 @@ class Dispatcher:
                 # Checked before the queues are read: a dispatch between the two is not missed.
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
                 found = self._read(request)
+                more = bool(found)
+                request = going_on(request, found)
 
                 wait_ms = request.wait_ms
                 if awaits_dispatch:
                     wait_ms = max(wait_ms, FIRST_DISPATCH_WAIT_MS)
                 left_ms = began_ms + wait_ms - self._clock.monotonic_ms()
-                if found or left_ms <= 0:
-                    return found
+                if left_ms <= 0 or any(map(is_found, found)):
+                    return self._since(asked, request, found)
                 if self._stopping:
                     raise Unavailable("the shard is stopping", field="shard")
 
+                if more:
+                    # A filter looks at a part of a queue at a time.
+                    continue
                 if self._awaits_dispatch(request, self._store.log.confirmed):
                     self._urgent.set()
                 woken.wait(left_ms / 1000)
+
+    def _since(
+        self, asked: FetchRequest, request: FetchRequest, found: list[FetchSlice]
+    ) -> list[FetchSlice]:
+        """What was found, and how far the other queues were looked at, from the offsets that were asked for."""
+        answer = [part._replace(first_offset=asked.offsets[part.queue_id]) for part in found]
+        queues = {part.queue_id for part in found}
+        for queue_id, offset in asked.offsets.items():
+            looked = request.offsets[queue_id]
+            if looked > offset and queue_id not in queues:
+                low, high = self._store.queue_range(asked.topic, queue_id)
+                answer.append(FetchSlice(queue_id, offset, looked, low, high, NO_RECORDS, None))
+        return answer
 
     def _dispatch_for_read(self) -> None:
         """Dispatch a slice in the thread of a read, if no other thread does. Raises: nothing; the read is not at fault.
@@ -333,7 +363,7 @@ class Dispatcher:
     # --- reading ----------------------------------------------------------------------------------
 
     def _read(self, request: FetchRequest) -> list[FetchSlice]:
-        """The queues that have records or an error now. Raises: Unavailable."""
+        """The queues that have records or an error now, or were looked at in vain. Raises: Unavailable."""
         try:
             return self._read_queues(request)
         except OSError as error:
@@ -354,7 +384,7 @@ class Dispatcher:
                 low, high = self._store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
                 continue
-            if fetched.records is not None and len(fetched.records):
+            if fetched.records is not None and fetched.next_offset > offset:
                 slices.append(fetched._replace(first_offset=offset))
                 # Arrow takes long to count bytes, so those of the last queue are not counted.
                 budget -= fetched.records.nbytes if left else 0
@@ -388,7 +418,8 @@ class Dispatcher:
     def _read_queue(
         self, request: FetchRequest, queue_id: int, offset: int, max_bytes: int
     ) -> FetchSlice:
-        """The first records from `offset` on. Raises: OffsetOutOfRange, Corrupt."""
+        """The first records from `offset` on. Raises: OffsetOutOfRange, Corrupt, Rejected for a wrong filter."""
+        wanted = None if request.wanted is None else expression_filter(*request.wanted)
         while True:
             fetched = self._store.fetch(
                 request.topic,
@@ -396,8 +427,23 @@ class Dispatcher:
                 offset,
                 max_bytes=max_bytes,
                 max_records=request.max_records,
+                wanted=wanted,
             )
-            if fetched.records is None or len(fetched.records) or fetched.next_offset <= offset:
+            is_at_end = fetched.next_offset <= offset
+            if wanted is not None or is_at_end or fetched.records is None or len(fetched.records):
                 return fetched
             # These units of a foreign store point at nothing, and the next message comes after them.
             offset = fetched.next_offset
+
+
+def is_found(part: FetchSlice) -> bool:
+    """Whether a read ends with this slice: it has records, or an error."""
+    return part.error is not None or (part.records is not None and len(part.records) > 0)
+
+
+def going_on(request: FetchRequest, looked: list[FetchSlice]) -> FetchRequest:
+    """The request whose offsets are after what was looked at."""
+    if not looked:
+        return request
+    ends = {part.queue_id: part.next_offset for part in looked}
+    return request._replace(offsets={**request.offsets, **ends})

@@ -372,13 +372,18 @@ class Consumer(OpenClient):
             self._give_back()
             if not ready_only:
                 state.changed.wait_for(
-                    lambda: state.unread or state.queue_errors or state.fatal_error or state.closed,
+                    lambda: (
+                        self._has_unread()
+                        or state.queue_errors
+                        or state.fatal_error
+                        or state.closed
+                    ),
                     timeout,
                 )
                 self._check_open()
                 self._raise_failure()
 
-            if not state.unread:
+            if not self._has_unread():
                 return None
             fetched, rest = state.unread[0], None
             if len(fetched.records) > max_records:
@@ -403,6 +408,19 @@ class Consumer(OpenClient):
             if not state.ahead[fetched.shard]:
                 state.notify()
             return fetched
+
+    def _has_unread(self) -> bool:
+        """Whether there are messages to take. Positions move after what was looked at in vain. Needs the lock."""
+        state = self._state
+        while state.unread and not len(state.unread[0].records):
+            looked = state.unread[0]
+            # Without a call, as in `_next`.
+            self._positions[looked.queue_id] = looked.next_offset
+            del state.unread[0]
+            state.ahead[looked.shard] -= 1
+            if not state.ahead[looked.shard]:
+                state.notify()
+        return bool(state.unread)
 
     def _is_only(self, fetched: FetchedRecords) -> bool:
         """Whether these are all that is unread of their queue. Needs the lock."""

@@ -57,6 +57,8 @@ class RangeReader:
     ) -> tuple[pa.Array, int]:
         """The next raw records of [first, last), perhaps with some after `last`, and the offset after them.
 
+        There is none if the shard says that none is left up to `last`.
+
         Raises:
             OffsetOutOfRange: the queue does not hold `first`.
             Corrupt: a message is damaged. All messages before it were returned.
@@ -95,7 +97,10 @@ class RangeReader:
             for part in found:
                 if part.error is not None or part.records is None:
                     raise part.error or Unavailable("an empty answer", shard=self._shard)
-                return part.records, part.next_offset
+                first = part.next_offset
+                if len(part.records) or first >= last:
+                    return part.records, first
+                request = request._replace(offsets={self._queue_id: first})
 
             if self._clock.monotonic() > deadline_s:
                 raise Unavailable(

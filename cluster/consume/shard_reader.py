@@ -28,7 +28,7 @@ WAIT_MS = 10_000
 
 
 class FetchedRecords(NamedTuple):
-    """Records [first_offset, next_offset) of one queue. A compacted topic has gaps."""
+    """Records [first_offset, next_offset) of one queue, perhaps with gaps, or none: the shard looked in vain."""
 
     shard: int
     queue_id: int
@@ -181,7 +181,7 @@ class ShardReader(FetchThread):
                 "an empty answer", shard=self.shard
             )
             return
-        if part.first_offset != wanted[queue_id] or not len(part.records):
+        if part.first_offset != wanted[queue_id] or part.next_offset <= part.first_offset:
             return
         state.chosen.discard(queue_id)
         state.fetch_from[queue_id] = part.next_offset

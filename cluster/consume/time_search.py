@@ -37,7 +37,9 @@ def offset_at(routes: Routes, held: QueueRange, time_ms: int) -> int | None:
 
 
 def _next_message(reader: RangeReader, offset: int, end: int) -> tuple[int, int]:
-    """Offset and store time of the first message at an offset or after it."""
+    """Offset and store time of the first message at an offset or after it; `end` and 0 if none is left."""
     records, _ = reader.fetch(offset, end, max_bytes=1, max_records=1, timeout_s=SEARCH_TIMEOUT_S)
+    if not len(records):
+        return end, 0
     rows = decode_records(records.slice(0, 1), columns=("queue_offset", "store_time_ms"))
     return rows.column("queue_offset")[0].as_py(), rows.column("store_time_ms")[0].as_py()

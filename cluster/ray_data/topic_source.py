@@ -213,7 +213,8 @@ def _size(cluster: Cluster, ranges: list[QueueRange], read_from: ReadFrom) -> in
                 max_records=SAMPLE_MESSAGES,
                 timeout_s=SAMPLE_TIMEOUT_S,
             )
-        found += sum(each.last - each.first for each in parts) * records.nbytes // len(records)
+        rows = max(1, len(records))
+        found += sum(each.last - each.first for each in parts) * records.nbytes // rows
     return found
 
 

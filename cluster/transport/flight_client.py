@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from raymq.actors.api import fetches
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.log_units import unpack_sound_bytes
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
@@ -333,8 +334,7 @@ class FlightFetchStream(_FlightStream):
         Raises: the server's error if it refused the request; Unavailable when the stream broke.
         """
         self._number += 1
-        offsets = {str(queue): offset for queue, offset in request.offsets.items()}
-        message = {**request._asdict(), "id": self._number, "offsets": offsets}
+        message = {"id": self._number, **fetches.pack_request(request)}
         self._write(flight_messages.pack(message))
 
         found: list[FetchSlice] = []
@@ -345,22 +345,11 @@ class FlightFetchStream(_FlightStream):
             except (KeyError, TypeError, ValueError) as error:
                 raise Unavailable(f"not an answer of a shard: {error}", field="stream") from error
             if "queue" in meta:
-                found.append(_fetched(meta, records))
+                found.append(fetches.unpack_slice(meta, records))
             elif not meta.get("end"):
                 raise from_wire(meta["error"])
             if meta.get("end"):
                 return found
-
-
-def _fetched(meta: dict[str, Any], records: pa.Array | None) -> FetchSlice:
-    """The answer for one queue."""
-    queue_id = int(meta["queue"])
-    if "error" in meta:
-        return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(meta["error"]))
-    ends = {name: meta[name] for name in flight_messages.SLICE_ENDS}
-    return FetchSlice(
-        queue_id, **ends, records=records, error=None, epoch=int(meta.get("epoch", 0))
-    )
 
 
 class ReplicaStream(_FlightStream):

@@ -17,11 +17,11 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api.call_arguments import fetch_request
+from raymq.actors.api import fetches
 from raymq.actors.api.shard_api import ShardBackend
 from raymq.actors.protocol import flight_messages
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable, to_wire
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.base.files import Files
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -37,8 +37,6 @@ FETCH_WAIT_MS_MAX = 60_000
 FETCH_STEP_MS = 250
 #: how long `close` waits for clients to end their streams
 CLOSE_TIMEOUT_S = 2.0
-#: what each fetch has. Earlier versions of clients send no more
-_FETCH_FIELDS = [name for name in FetchRequest._fields if name not in FetchRequest._field_defaults]
 
 
 class Server(flight.FlightServerBase):  # type: ignore[misc]
@@ -178,14 +176,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             for chunk in chunks(reader):
                 request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
-                given = {name: request[name] for name in _FETCH_FIELDS}
-
                 try:
-                    wanted = fetch_request(
-                        **given,
-                        seen_epoch=request.get("seen_epoch"),
-                        wait_limit_ms=FETCH_WAIT_MS_MAX,
-                    )
+                    wanted = fetches.unpack_request(request, wait_limit_ms=FETCH_WAIT_MS_MAX)
                     slices = self._read(context, wanted)
                 except RayMQError as error:
                     send(flight_messages.pack({"id": number, "error": to_wire(error)}))
@@ -213,15 +205,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     @staticmethod
     def _send_slice(send: _LockedSend, number: int, part: FetchSlice, *, is_last: bool) -> None:
-        head: dict[str, Any] = {"id": number, "queue": part.queue_id, "end": is_last}
-        if part.error is not None or part.records is None:
-            error = part.error or Bug("a slice has neither records nor an error")
-            send(flight_messages.pack({**head, "error": to_wire(error)}))
-            return
-        head |= {name: getattr(part, name) for name in flight_messages.SLICE_ENDS}
-        if part.epoch:
-            head["epoch"] = part.epoch
-        send(*flight_messages.pack_records(head, part.records))
+        head, records = fetches.pack_slice(part)
+        head |= {"id": number, "end": is_last}
+        if records is None:
+            send(flight_messages.pack(head))
+        else:
+            send(*flight_messages.pack_records(head, records))
 
     def _replicate(self, reader: Any, writer: Any) -> None:
         writer.begin(flight_messages.FRAME_SCHEMA)

@@ -20,6 +20,7 @@ import ray
 import ray.exceptions
 import ray.util.client
 
+from raymq.actors.api import fetches
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import pack_call, unpack_acks
 from raymq.actors.protocol.small_puts import SmallPut
@@ -27,7 +28,7 @@ from raymq.actors.ray.ray_methods import READ_WAIT_MS_MAX
 from raymq.cluster.client_thread import check_real_threads
 from raymq.cluster.paths import NAMESPACE
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.base.status import PutStatus
 from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
@@ -283,21 +284,15 @@ class RayFetchStream(_RayStream):
             self._check()
             left = max(0, deadline_ms - clock.monotonic_ms())
             short = request._replace(wait_ms=min(left, READ_WAIT_MS_MAX))
-            # Earlier versions of shards take no epoch.
-            arguments = short[:-1] if short.seen_epoch is None else short
             try:
-                reference = self._actor.read.remote(self._cluster_id, *arguments)
+                reference = self._actor.read.remote(self._cluster_id, fetches.pack_request(short))
             except Exception as error:
                 raise translate(error, self._name) from error
             found = self._result(reference)
             if found or clock.monotonic_ms() >= deadline_ms:
-                return [_fetched(part) for part in found]
+                return [_fetched(*part) for part in found]
 
 
-def _fetched(part: tuple[Any, ...]) -> FetchSlice:
-    fetched = FetchSlice(*part)
-    error: Any = fetched.error
-    if error is not None:
-        return fetched._replace(error=from_wire(error))
-    records = pa.ipc.read_record_batch(fetched.records, FETCH_SCHEMA).column(0)
-    return fetched._replace(records=records)
+def _fetched(head: dict[str, Any], data: pa.Buffer | None) -> FetchSlice:
+    records = None if data is None else pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)
+    return fetches.unpack_slice(head, records)

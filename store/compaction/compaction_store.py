@@ -25,6 +25,7 @@ from raymq.store.log.log_reads import DAMAGE_MAX
 from raymq.store.log.record_reads import Records
 from raymq.store.queues.consume_queue import BLANK_SIZE, sub_directories
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.message_filter import RECORDS_AT_ONCE, MessageFilter
 from raymq.store.queues.reader import out_of_range
 from raymq.store.records import record
 from raymq.store.records.keys import key_column
@@ -409,11 +410,19 @@ class CompactionStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def fetch(
-        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_records: int,
+        wanted: MessageFilter | None = None,
     ) -> FetchSlice:
         """Read a compacted queue from `offset`: the next messages that are left, with gaps in their offsets.
 
-        Any offset from 0 to the queue's end may be asked for: superseded messages are skipped.
+        Any offset from 0 to the queue's end may be asked for: superseded messages are skipped. Args: `wanted`: as of
+        `QueueReader.fetch`.
         Raises: OffsetOutOfRange beyond the end.
         """
         queue = self._queues.find(topic, queue_id)
@@ -422,7 +431,10 @@ class CompactionStore:
             high = offset
         if not 0 <= offset <= high:
             raise out_of_range(topic, queue_id, offset, 0, high)
-        found = self.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=max_records)
+        count = max_records if wanted is None else max(max_records, RECORDS_AT_ONCE)
+        found = self.read(topic, queue_id, offset, max_bytes=max_bytes, max_records=count)
+        if found is not None and wanted is not None:
+            found = found.only(wanted, max_records)
         if found is None:
             following = max(offset, min(self.next_offset(topic, queue_id), high))
             empty = pa.array([], pa.binary())

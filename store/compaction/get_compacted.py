@@ -11,14 +11,12 @@ import pyarrow as pa
 from raymq.store.queues.get_message import (
     BYTES_MAX,
     BYTES_MIN,
-    RECORDS_AT_ONCE,
     GetMessage,
     GetMessageResult,
     GetMessageStatus,
     nothing,
 )
-from raymq.store.queues.message_filter import MessageFilter
-from raymq.store.records import record
+from raymq.store.queues.message_filter import RECORDS_AT_ONCE, MessageFilter
 
 from .compaction_store import CompactionStore
 
@@ -49,22 +47,11 @@ def get_compacted(
         following = max(offset, min(store.next_offset(topic, queue_id), high))
         return nothing(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
 
-    is_wanted = np.ones(len(found.units), dtype=np.bool_)
     if wanted is not None:
-        matching = wanted.units(found.units["tags_code"].astype(np.int64))
-        is_wanted = is_wanted if matching is None else matching
-        if wanted.needs_records:
-            sizes = found.units["size"].astype(np.int64)
-            data = memoryview(b"".join(found.records.to_pylist()))
-            batch = record.decode(data, np.cumsum(sizes) - sizes, sizes, columns=("properties",))
-            is_wanted = is_wanted & wanted.records(batch.column(0))
-
-    rows = np.flatnonzero(is_wanted)
+        # Among these records more may be wanted than were asked for.
+        found = found.only(wanted, max_nums)
     offsets = found.units["offset"].astype(np.int64)
-    # Among these records more may be wanted than were asked for.
-    following = int(offsets[rows[max_nums]]) if len(rows) > max_nums else found.next_offset
-    rows = rows[:max_nums]
 
-    status = GetMessageStatus.FOUND if len(rows) else GetMessageStatus.NO_MATCHED_MESSAGE
-    records = pa.chunked_array([found.records.take(pa.array(rows))], pa.binary())
-    return GetMessageResult(status, following, low, high, records, offsets[rows], False)
+    status = GetMessageStatus.FOUND if len(offsets) else GetMessageStatus.NO_MATCHED_MESSAGE
+    records = pa.chunked_array([found.records], pa.binary())
+    return GetMessageResult(status, found.next_offset, low, high, records, offsets, False)

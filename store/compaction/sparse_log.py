@@ -25,6 +25,7 @@ from raymq.store.base.rules import COMPACTION_PAIR_RULE
 from raymq.store.log.segments.mapped_file import MappedFile, not_yet_made
 from raymq.store.log.segments.read_together import read_together
 from raymq.store.log.segments.segment_paths import file_name, offset_names
+from raymq.store.queues.message_filter import MessageFilter, matching
 from raymq.store.records import record, rows
 from raymq.store.records.binary_columns import value_bytes, value_offsets
 from raymq.store.records.record_walk import MAGICS, first_fault
@@ -180,8 +181,27 @@ class CompactedSlice(NamedTuple):
     records: pa.Array
     #: `units.COMPACTED_UNIT_DTYPE`
     units: npt.NDArray[Any]
-    #: queue offset after the last record
+    #: queue offset up to which the queue was looked at; without a filter that after the last record
     next_offset: int
+
+    def only(self, wanted: MessageFilter, most: int) -> CompactedSlice:
+        """The records that a filter wants, and no more than `most` of them."""
+        codes, every = self.units["tags_code"].astype(np.int64), np.ones(len(self.units), np.bool_)
+        matches = np.flatnonzero(matching(wanted, codes, every, self._properties, most))
+        next_offset = self.next_offset
+        if len(matches) > most:
+            next_offset = int(self.units["offset"][matches[most]])
+            matches = matches[:most]
+        return CompactedSlice(
+            self.records.take(pa.array(matches)), self.units[matches], next_offset
+        )
+
+    def _properties(self, chosen: Int64s) -> pa.Array:
+        """The properties strings of the records in some rows."""
+        starts = value_offsets(self.records).astype(np.int64)
+        sizes = np.diff(starts)
+        data = value_bytes(self.records).data
+        return record.decode(data, starts[chosen], sizes[chosen], columns=("properties",)).column(0)
 
 
 class SparseEnd(NamedTuple):

@@ -518,7 +518,14 @@ class MessageStore:
         return self.consume_queues.range(topic, queue_id)
 
     def fetch(
-        self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_records: int,
+        wanted: MessageFilter | None = None,
     ) -> FetchSlice:
         """Read records: `QueueReader.fetch`, or for a compacted topic `CompactionStore.fetch`.
 
@@ -528,7 +535,7 @@ class MessageStore:
         reader: CompactionStore | QueueReader = self.reader
         if self.compaction.owns(topic):
             reader = self.compaction
-        fetch = partial(reader.fetch, max_bytes=max_bytes, max_records=max_records)
+        fetch = partial(reader.fetch, max_bytes=max_bytes, max_records=max_records, wanted=wanted)
         found = self._with_sound_unit(fetch, topic, queue_id, offset)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found

@@ -6,7 +6,6 @@ Source: DefaultMessageStore#getMessage, RocketMQ 5.3.3. RayMQ's own consumers us
 from __future__ import annotations
 
 from enum import Enum
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Bools, Int64s, leading
-from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.base.errors import OffsetOutOfRange
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.record_reads import Records
 from raymq.store.records import record
@@ -22,29 +21,11 @@ from raymq.store.state.shard_state import ShardState
 
 from .consume_queue import BLANK_SIZE, QueueUnits
 from .consume_queues import ConsumeQueues
-from .message_filter import MessageFilter, TagFilter
+from .message_filter import MessageFilter, matching
 from .reader import missing_message
-from .sql_filter import SqlFilter
 
 #: bounds of `max_bytes`
 BYTES_MIN, BYTES_MAX = 100, 128 << 20
-#: records whose properties are read in one go
-RECORDS_AT_ONCE = 128
-
-
-@lru_cache(maxsize=100)
-def expression_filter(kind: str, expression: str) -> MessageFilter:
-    """The filter of a subscription: `kind` is TAG or SQL92.
-
-    Raises: Rejected for another kind, and for a malformed expression.
-    Source: ExpressionType, FilterFactory.
-    """
-    if kind == "TAG":
-        return TagFilter(expression)
-    if kind == "SQL92":
-        return SqlFilter(expression)
-    fault = f"filter {kind!r} is not known; use TAG or SQL92"
-    raise Rejected(fault, field="filter", limit="TAG|SQL92")
 
 
 class GetMessageStatus(Enum):
@@ -181,16 +162,18 @@ class GetMessage:
         positions = units["position"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         alive: Bools = positions >= self._log.start
-        matching: Bools | None = None if wanted is None else wanted.units(units["tags_code"])
-        good = alive if matching is None else alive & matching
-
-        if wanted is not None and wanted.needs_records:
+        good = alive
+        if wanted is not None:
             most = max(
                 config.max_transfer_count_on_message_in_memory,
                 config.max_transfer_count_on_message_in_disk,
             )
-            good = self._filter_by_records(
-                units, np.flatnonzero(good), wanted, min(most, max(max_nums, 1))
+            good = matching(
+                wanted,
+                units["tags_code"],
+                alive,
+                lambda rows: self._properties(units[rows]),
+                min(most, max(max_nums, 1)),
             )
 
         good_sizes = np.where(good, sizes, 0)
@@ -207,7 +190,10 @@ class GetMessage:
         rows = np.flatnonzero(good[:seen])
         status = GetMessageStatus.FOUND
         if not len(rows):
-            gone = ~alive if matching is None else ~alive & matching
+            gone = ~alive
+            by_units = None if wanted is None else wanted.units(units["tags_code"])
+            if by_units is not None:
+                gone = gone & by_units
             status = _status_without_messages(alive[:seen], gone[:seen])
         return _Picked(rows, seen, bool(not in_memory[seen - 1]), status)
 
@@ -226,22 +212,10 @@ class GetMessage:
         )
         return most_bytes, most_count
 
-    def _filter_by_records(
-        self, units: QueueUnits, rows: Int64s, wanted: MessageFilter, most: int
-    ) -> Bools:
-        """A mask of the units that are wanted by their records. Only as many records as `most` needs are read."""
-        good = np.zeros(len(units), dtype=np.bool_)
-        found = 0
-        for at in range(0, len(rows), RECORDS_AT_ONCE):
-            part = rows[at : at + RECORDS_AT_ONCE]
-            records = self._read(units[part], check_crc=False)
-            batch = record.decode(*records, columns=("properties",))
-            kept = part[wanted.records(batch.column(0))]
-            good[kept] = True
-            found += len(kept)
-            if found > most:
-                break
-        return good
+    def _properties(self, units: QueueUnits) -> pa.Array:
+        """The properties strings of units' records."""
+        records = self._read(units, check_crc=False)
+        return record.decode(*records, columns=("properties",)).column(0)
 
     def _records(self, units: QueueUnits) -> pa.ChunkedArray:
         return pa.chunked_array([record.select(*self._read(units))], pa.binary())

@@ -6,6 +6,7 @@ tag filter, and tags of the same hash reach it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ from raymq.store.records import rows
 #: the subscription to everything
 ALL = "*"
 _OR = "||"
+#: records whose properties are read in one go
+RECORDS_AT_ONCE = 128
 
 
 class MessageFilter(Protocol):
@@ -33,6 +36,36 @@ class MessageFilter(Protocol):
 
     def records(self, properties: pa.Array) -> Bools:
         """A mask of the records that are wanted, by their properties strings."""
+
+
+def matching(
+    wanted: MessageFilter,
+    tags_codes: Int64s,
+    good: Bools,
+    properties: Callable[[Int64s], pa.Array],
+    most: int,
+) -> Bools:
+    """A mask of the units that a filter wants, by both steps.
+
+    Args: `good`: a mask of the units that may be read. `properties`: reads the properties strings of the records of
+        some rows. `most`: records are read until more of them are wanted; the mask has none of those after them.
+    """
+    by_units = wanted.units(tags_codes)
+    if by_units is not None:
+        good = good & by_units
+    if not wanted.needs_records:
+        return good
+
+    rows = np.flatnonzero(good)
+    good, found = np.zeros(len(good), dtype=np.bool_), 0
+    for at in range(0, len(rows), RECORDS_AT_ONCE):
+        part = rows[at : at + RECORDS_AT_ONCE]
+        kept = part[wanted.records(properties(part))]
+        good[kept] = True
+        found += len(kept)
+        if found > most:
+            break
+    return good
 
 
 class TagFilter:

@@ -87,6 +87,15 @@ class PutOutcome(NamedTuple):
 REPLICA_BEHIND = "confirmed"
 
 
+class MessageSelector(NamedTuple):
+    """What a reader wants of a topic. Source: MessageSelector of RocketMQ's clients."""
+
+    #: TAG or SQL92
+    kind: str
+    #: of the kind: `TagA || TagB`, `amount > 10 AND region = 'eu'`
+    expression: str
+
+
 class FetchRequest(NamedTuple):
     """A read of some queues of a topic. It waits up to `wait_ms` if none has a message."""
 
@@ -99,10 +108,16 @@ class FetchRequest(NamedTuple):
     #: the newest epoch that the reader has seen, 0: none. Then any replica may answer, if it has heard that epoch and
     #: has the messages before the offsets. None: only the leader answers
     seen_epoch: int | None = None
+    #: only these messages; None: all
+    wanted: MessageSelector | None = None
 
 
 class FetchSlice(NamedTuple):
-    """Records [first_offset, next_offset) of one queue, which holds [min_offset, max_offset)."""
+    """Records [first_offset, next_offset) of one queue, which holds [min_offset, max_offset).
+
+    There may be fewer records than offsets, and none: nothing else between the two is there and wanted. The reader goes
+    on at `next_offset`.
+    """
 
     queue_id: int
     first_offset: int

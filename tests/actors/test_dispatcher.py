@@ -18,15 +18,16 @@ from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.supervise import dispatcher as dispatcher_module
 from raymq.actors.supervise.dispatcher import Dispatcher
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, OffsetOutOfRange, Unavailable
+from raymq.store.base.errors import Bug, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.files import Files, PathLike
 from raymq.store.base.running_flags import LOGIC_DISK_FULL
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.queues import reader
 from raymq.store.queues.consume_queue import BLANK_SIZE
 from raymq.store.queues.raw_records import decode_records
-from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector, PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm, confirm_only, dispatch_all
@@ -129,20 +130,27 @@ class Shard:
     def start(self) -> None:
         self.thread.start()
 
-    def put(self, topic: str, count: int = 1, queue: int = 0) -> None:
-        self.store.put(PutRequest(topic, queue, batch([b"x"] * count), None, 0, 0, "quorum"))
+    def put(self, topic: str, count: int = 1, queue: int = 0, *, tag: str | None = None) -> None:
+        rows = batch([b"x"] * count, tag=tag)
+        self.store.put(PutRequest(topic, queue, rows, None, 0, 0, "quorum"))
         confirm_only(self.store)
         self.dispatcher.wake()
 
-    def fetch(self, topic: str, offset: int, wait_ms: int, queue: int = 0) -> list[FetchSlice]:
-        return self.dispatcher.fetch(FetchRequest(topic, {queue: offset}, 1 << 20, 10, wait_ms))
+    def fetch(
+        self, topic: str, offset: int, wait_ms: int, *, tag: str | None = None
+    ) -> list[FetchSlice]:
+        wanted = None if tag is None else MessageSelector("TAG", tag)
+        request = FetchRequest(topic, {0: offset}, 1 << 20, 10, wait_ms, wanted=wanted)
+        return self.dispatcher.fetch(request)
 
-    def begin_fetch(self, topic: str, offset: int, wait_ms: int) -> Future[list[FetchSlice]]:
+    def begin_fetch(
+        self, topic: str, offset: int, wait_ms: int, *, tag: str | None = None
+    ) -> Future[list[FetchSlice]]:
         done: Future[list[FetchSlice]] = Future()
 
         def read() -> None:
             try:
-                done.set_result(self.fetch(topic, offset, wait_ms))
+                done.set_result(self.fetch(topic, offset, wait_ms, tag=tag))
             except Exception as error:
                 done.set_exception(error)
 
@@ -230,6 +238,70 @@ def test_a_message_for_a_waiting_reader_ends_the_linger_time(shard: Shard) -> No
     # A reader that comes after the message waits no longer.
     shard.put("t")
     assert shard.begin_fetch("t", 1, 60_000).result(30)[0].next_offset == 2
+
+
+def places(found: list[FetchSlice]) -> list[tuple[int, int, int]]:
+    """First offset, next offset and records of each slice."""
+    return [
+        (part.first_offset, part.next_offset, 0 if part.records is None else len(part.records))
+        for part in found
+    ]
+
+
+def test_a_fetch_with_a_filter_is_held_until_a_wanted_message_comes(shard: Shard) -> None:
+    shard.start()
+    shard.put("t", 3, tag="other")
+    waiting = shard.begin_fetch("t", 0, 60_000, tag="wanted")
+    until(
+        lambda: ("t", 0) in shard.dispatcher._waiting_reads, lambda: threading.Event().wait(0.001)
+    )
+    shard.put("t", 2, tag="other")
+    shard.put("t", 1, tag="wanted")
+    shard.put("t", 1, tag="other")
+    (part,) = waiting.result(30)
+    # Whether the last message was there already is chance.
+    assert (part.first_offset, len(part.records)) == (0, 1)
+    assert part.next_offset in (6, 7)
+
+
+def test_a_fetch_without_a_wanted_message_says_how_far_it_looked(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put("t", 10, tag="other")
+    dispatch_all(shard.store)
+    assert places(shard.fetch("t", 2, 0, tag="wanted")) == [(2, 10, 0)]
+    assert places(shard.fetch("t", 10, 0, tag="wanted")) == []
+    # A read looks at a part of the queue. One that may wait looks at all of it.
+    monkeypatch.setattr(reader, "FILTERED_UNITS", 3)
+    assert places(shard.fetch("t", 0, 0, tag="wanted")) == [(0, 3, 0)]
+    assert places(shard.fetch("t", 0, 1, tag="wanted"))[0][1] > 3
+    shard.put("t", 1, tag="wanted")
+    dispatch_all(shard.store)
+    assert places(shard.fetch("t", 0, 60_000, tag="wanted")) == [(0, 11, 1)]
+
+
+def test_queues_that_were_looked_at_in_vain_are_in_the_answer_of_one_with_messages(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.store.create_topic("two", 2, [0])
+    confirm_only(shard.store)
+    shard.put("two", 6, tag="other")
+    shard.put("two", 7, queue=1, tag="other")
+    shard.put("two", 1, queue=1, tag="wanted")
+    dispatch_all(shard.store)
+    monkeypatch.setattr(reader, "FILTERED_UNITS", 4)
+    wanted = MessageSelector("TAG", "wanted")
+    request = FetchRequest("two", {0: 0, 1: 0}, 1 << 20, 10, 60_000, wanted=wanted)
+    found = {part.queue_id: part for part in shard.dispatcher.fetch(request)}
+    assert places([found[0]]) == [(0, 6, 0)]
+    assert places([found[1]]) == [(0, 8, 1)]
+
+
+@pytest.mark.parametrize("wanted", [("TAG", "||"), ("SQL92", "a ="), ("REGEX", "x")])
+def test_a_wrong_filter_is_refused(shard: Shard, wanted: tuple[str, str]) -> None:
+    request = FetchRequest("t", {0: 0}, 1 << 20, 10, 60_000, wanted=MessageSelector(*wanted))
+    with pytest.raises(Rejected, match="filter|expression|SQL|tag"):
+        shard.dispatcher.fetch(request)
 
 
 def test_much_undispatched_ends_the_linger_time(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raymq.cluster.consume import consumer as consumer_module
@@ -24,6 +25,7 @@ from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import FakeCluster
+from tests.support.waiting import until
 
 Make = Callable[..., Consumer]
 
@@ -277,6 +279,35 @@ def test_gaps_of_a_compacted_topic_are_passed_however_it_is_read(
     assert (message.offset, consumer.position(0)) == (7, 8)
     assert [m.offset for m in consumer.poll(5, 10)] == [9]
     assert consumer.position(0) == 10
+
+
+def test_positions_move_on_over_what_a_shard_looked_at_in_vain(
+    cluster: FakeCluster, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cluster, 0, *(b"%d" % number for number in range(5)))
+    backend = cluster.backends[0]
+    read = backend._read
+    wanted_from = 5
+
+    def in_vain(request: FetchRequest) -> list[FetchSlice]:
+        """Two messages at a time, and nothing below `wanted_from`."""
+        found = []
+        for part in read(request._replace(max_records=2)):
+            is_wanted = part.records is not None and part.first_offset >= wanted_from
+            found.append(part if is_wanted else part._replace(records=pa.array([], pa.binary())))
+        return found
+
+    monkeypatch.setattr(backend, "_read", in_vain)
+    consumer = make(start="earliest", group="g", queues=[0])
+    until(lambda: consumer.position(0) == 5, lambda: consumer.poll(timeout=0.01))
+    consumer.commit()
+    assert make(group="g", queues=[0], start="earliest").position(0) == 5
+    wanted_from = 4
+    other = make(start="earliest", queues=[0])
+    assert [message.body for message in poll_all(other, 1)] == [b"4"]
+    assert other.position(0) == 5
+    batches = list(read_range(cluster, "t", 0, 0, 0, 5))  # type: ignore[arg-type]
+    assert [queue_offsets(records).tolist() for records in batches if len(records)] == [[4]]
 
 
 def test_ranges_of_a_compacted_topic_share_no_message(

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from raymq.actors.api.fetches import pack_request, unpack_slice
+from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.ray.ray_methods import RayMethods
 from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
-from raymq.store.records.requests import FetchRequest
+from raymq.store.records.requests import FetchRequest, MessageSelector
 from tests.support.batches import batch
 from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedShard
 
@@ -142,6 +145,17 @@ def fetches() -> Iterator[tuple[dict[str, Any], str]]:
         if wrong != "1" and not isinstance(wrong, dict | list):
             yield {**good, "offsets": {wrong: 0}}, "offsets"
 
+    for wanted in (
+        "TAG",
+        ["TAG"],
+        ["TAG", 1],
+        ["TAG", "a", "b"],
+        {"TAG": "a"},
+        ["SQL92", "a" * 5000],
+    ):
+        yield {**good, "wanted": wanted}, "wanted"
+    for wanted in (["REGEX", "a"], ["TAG", "||"]):
+        yield {**good, "wanted": wanted}, "filter"
     yield {**good, "offsets": {}}, "offsets"
     yield {**good, "offsets": dict.fromkeys(range(300_000), 0)}, "offsets"
     yield {**good, "offsets": {2: 0}}, "offsets"
@@ -156,7 +170,7 @@ def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
     for arguments, field in fetches():
         for fetch in (
             lambda **given: stream.fetch(FetchRequest(**given)),
-            lambda **given: methods.read(CLUSTER_ID, **given),
+            lambda **given: methods.read(CLUSTER_ID, given),
         ):
             with pytest.raises(Rejected) as refused:
                 fetch(**arguments)
@@ -171,6 +185,22 @@ def test_a_fetch_with_a_wrong_argument_is_refused_by_its_name(
         (found,) = stream.fetch(FetchRequest("t", {0: offset}, **most))
         assert isinstance(found.error, OffsetOutOfRange)
     stream.close()
+
+
+def test_a_fetch_with_a_filter_says_how_far_the_shard_looked_whatever_carries_it(
+    shard: ServedShard, connection: ShardConnection
+) -> None:
+    most = {"max_bytes": HUGE, "max_records": HUGE, "wait_ms": 0}
+    wanted = MessageSelector("TAG", "no message has it")
+    request = FetchRequest("t", {0: 1}, **most, wanted=wanted)
+    with closing(connection.fetch_stream()) as stream:
+        (over_flight,) = stream.fetch(request)
+    (head, data), *rest = RayMethods(shard.host).read(CLUSTER_ID, pack_request(request))
+    over_ray = unpack_slice(head, pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0))
+    assert not rest
+    for found in (over_flight, over_ray):
+        assert (found.first_offset, found.next_offset, found.error) == (1, 3, None)
+        assert len(found.records) == 0
 
 
 def puts() -> Iterator[tuple[dict[str, Any], str]]:

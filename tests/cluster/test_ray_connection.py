@@ -16,6 +16,7 @@ import pytest
 import ray.exceptions
 
 import raymq
+from raymq.actors.api.fetches import pack_request
 from raymq.actors.api.shard_api import put_request
 from raymq.actors.protocol.ray_calls import (
     INLINE_BYTES,
@@ -562,9 +563,12 @@ def test_a_stream_opens_however_many_operations_wait(
     slow.set()
 
 
+READ = pack_request(FetchRequest(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=0))
+
+
 def test_a_malformed_read_is_refused(backend: FakeBackend) -> None:
     with pytest.raises(Rejected) as caught:
-        RayMethods(backend).read(CLUSTER_ID, TOPIC, {0: "x"}, 1, 1, 0)  # type: ignore[dict-item]
+        RayMethods(backend).read(CLUSTER_ID, {**READ, "offsets": {"0": "x"}})
     assert caught.value.field == "offsets"
 
 
@@ -633,12 +637,12 @@ def test_many_long_polls_wait_shortly_so_that_all_get_a_thread(backend: FakeBack
         return fetch(request._replace(wait_ms=0))
 
     backend.fetch = note  # type: ignore[method-assign]
-    methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
+    methods.read(CLUSTER_ID, {**READ, "wait_ms": 60_000})
     # This number of idle readers is allowed: each must not cost a call every 100 ms.
     methods._reading = 40
-    methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
+    methods.read(CLUSTER_ID, {**READ, "wait_ms": 60_000})
     methods._reading = ray_methods.CROWD
-    methods.read(CLUSTER_ID, TOPIC, {0: 0}, 1, 1, 60_000)
+    methods.read(CLUSTER_ID, {**READ, "wait_ms": 60_000})
     longest, shortest = ray_methods.READ_WAIT_MS_MAX, ray_methods.CROWDED_WAIT_MS
     assert waits == [longest, longest, shortest]
 

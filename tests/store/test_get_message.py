@@ -16,9 +16,10 @@ from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.queues import get_message
+from raymq.store.queues import message_filter
 from raymq.store.queues.consume_queue import BLANK_SIZE
-from raymq.store.queues.get_message import GetMessage, GetMessageStatus, expression_filter
+from raymq.store.queues.expression_filter import expression_filter
+from raymq.store.queues.get_message import GetMessage, GetMessageStatus
 from raymq.store.records import properties
 from raymq.store.records.record import decode
 from tests.support.batches import request
@@ -362,7 +363,7 @@ def test_all_units_at_once_give_what_one_after_the_other_gives(
 
 
 def test_filters_by_records_look_at_no_more_than_they_need(store, monkeypatch):
-    monkeypatch.setattr(get_message, "RECORDS_AT_ONCE", 2)
+    monkeypatch.setattr(message_filter, "RECORDS_AT_ONCE", 2)
     put_with(store, *({"n": str(number % 3)} for number in range(18)))
     wanted = expression_filter("SQL92", "n = 1")
     assert summary(store.get_message("t", 0, 0, 2, wanted=wanted)) == ("FOUND", 5, [1, 4])
