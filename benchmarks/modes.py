@@ -38,8 +38,8 @@ from benchmarks.put import (
     serial_ms,
     syncs_of,
 )
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.store.config.promise import Flush
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.flush import PAGE_BYTES

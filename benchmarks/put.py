@@ -30,10 +30,10 @@ import raymq
 from benchmarks import floors
 from benchmarks.floors import Line, at_least, at_most
 from raymq.actors.supervise.lease import FLUSH_ROLES
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.producer_config import IN_FLIGHT_BYTES
-from raymq.cluster.transport.flight_client import ShardConnection
-from raymq.cluster.transport.routes import Routes
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.produce.producer_config import IN_FLIGHT_BYTES
+from raymq.client.transport.flight_client import ShardConnection
+from raymq.client.transport.routes import Routes
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.records.record import PUT_SCHEMA, batch_bytes
@@ -180,7 +180,7 @@ def flight_echo(size: int, count: int, *, synced_to: Path | None = None) -> Exch
     """Exchanges with an echo server. Args: `synced_to`: as of `echo_client`.
 
     They are measured in a process of its own, with Flight as it comes: the connections of RayMQ change how this process
-    reads its sockets (cluster/transport/grpc_polling.py).
+    reads its sockets (actors/protocol/grpc_polling.py).
     """
     program = (
         "import pathlib, sys; from benchmarks.put import echo; "

@@ -38,10 +38,10 @@ from benchmarks.put import (
     serial_ms,
 )
 from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.files import Files
 
 MIB = 1 << 20

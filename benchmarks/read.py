@@ -22,7 +22,7 @@ import raymq
 from benchmarks import floors
 from benchmarks.floors import Line, at_least
 from benchmarks.put import Rounds, batch_of
-from raymq.cluster.consume import shard_reader
+from raymq.client.consume import shard_reader
 
 ROUNDS = 7
 BODY = 1024

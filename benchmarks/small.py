@@ -47,9 +47,9 @@ from benchmarks.put import (
     pin,
     raw_limit,
 )
-from raymq.cluster.messages.columns import put_batch
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
+from raymq.client.messages.columns import put_batch
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.store.records.keys import KEYS
 from raymq.store.records.properties import encode
 

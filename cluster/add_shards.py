@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from raymq.client.topics.new_topic import repeat_unknown
+from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
@@ -32,10 +34,8 @@ from .cluster_record import ClusterRecord, store_config
 from .deploy import actor_set, placement, ray_host
 from .deploy.ray_host import Progress
 from .deploy.resolve import save_endpoints
-from .new_topic import repeat_unknown
 from .paths import ClusterPaths, directory_lock
 from .replace_replica import Row, load_local, local_paths, running_ray
-from .transport.routes import Routes
 
 if TYPE_CHECKING:
     from .cluster import Cluster

@@ -10,6 +10,14 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import raymq
+from raymq.actors.protocol.tls import is_refused_certificate, parse_url
+from raymq.client import forks
+from raymq.client.arguments import clean_token, plain_int, takes_options_of
+from raymq.client.consume.consumer_config import ConsumerConfig, ConsumerOptions
+from raymq.client.produce.producer_config import ProducerConfig, ProducerOptions
+from raymq.client.topics.new_topic import create_everywhere
+from raymq.client.transport.ask import may_lead_no_more, moved
+from raymq.client.unclosed import warn_unclosed
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
@@ -18,26 +26,19 @@ from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 from raymq.store.state.topics import SYSTEM_PREFIX
 
-from . import forks
-from .arguments import clean_token, plain_int, takes_options_of
-from .consume.consumer_config import ConsumerConfig, ConsumerOptions
-from .new_topic import create_everywhere
 from .paths import ClusterPaths
-from .produce.producer_config import ProducerConfig, ProducerOptions
-from .transport.ask import may_lead_no_more, moved
-from .transport.tls import is_refused_certificate, parse_url
-from .unclosed import warn_unclosed
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from raymq.client.transport.connection import Connection, Transport
+    from raymq.client.transport.routes import Resolver, Routes
+
     from .deploy.ray_host import Progress
     from .drain_node import DrainReport
     from .recover_shard import RecoveryPlan
     from .start import StopReport
-    from .transport.connection import Connection, Transport
-    from .transport.routes import Resolver, Routes
 
 _CALL_TIMEOUT_S = 30.0
 #: a shard without an answer for this long is shown as UNREACHABLE
@@ -140,7 +141,7 @@ class Cluster:
                 "`token` in the data directory",
                 field="token",
             )
-        from .transport.flight_client import ShardConnection
+        from raymq.client.transport.flight_client import ShardConnection
 
         with closing(ShardConnection(endpoint, token, ca=ca)) as first:
             facts = first.call("describe", {}, timeout=_CALL_TIMEOUT_S)
@@ -315,7 +316,7 @@ class Cluster:
         arguments: dict[str, Any] = {"name": name, "queues": plain_int(queues), "shards": spread}
         attributes = {CLEANUP_POLICY: COMPACTION} if compacted else {}
         if schema is not None:
-            from .messages.topic_schema import to_json
+            from raymq.client.messages.topic_schema import to_json
 
             attributes[SCHEMA] = to_json(schema)
         if allow_null_values:
@@ -355,7 +356,7 @@ class Cluster:
             Unavailable: a shard does not answer. The same call completes the operation.
             DeliveryUnknown: a shard did not make the change durable within 15 s. The same call completes it.
         """
-        from .add_queues import add_queues
+        from raymq.client.topics.add_queues import add_queues
 
         return add_queues(self, topic, plain_int(queues), break_key_order=break_key_order)
 
@@ -388,7 +389,7 @@ class Cluster:
             Unavailable: a shard does not answer. The same call completes the operation.
             DeliveryUnknown: a shard did not make the change durable within 15 s. The same call completes it.
         """
-        from .add_column import add_column
+        from raymq.client.topics.add_column import add_column
 
         return add_column(self, topic, column)
 
@@ -817,7 +818,7 @@ class Cluster:
 
     def _routes(self) -> Routes:
         # Imported on use: start and stop need no Arrow.
-        from .transport.routes import Routes
+        from raymq.client.transport.routes import Routes
 
         if not can_fail_over(self.replicas):
             return Routes.of(self)

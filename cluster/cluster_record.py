@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from raymq.actors.shared.control_block import FLUSHERS
+from raymq.client.arguments import check_choice, check_number
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.promise import FLUSHES, Flush
 from raymq.store.config.store_config import StoreConfig
 
-from .arguments import check_choice, check_number
 from .deploy.placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
 from .paths import ClusterPaths, check_may_read, check_name, home_dir
 

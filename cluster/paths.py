@@ -1,4 +1,4 @@
-"""Paths and names of a cluster: data directory, run directory, actor names.
+"""Paths of a cluster: data directory, run directory.
 
     <data_dir>/                 0700
       token                     0600, 64 hex characters, needed for every call of a shard
@@ -29,7 +29,6 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
-NAMESPACE = "raymq"
 #: how long a command waits for a data directory: the controller keeps it for a moment
 LOCK_WAIT_MS = 10_000
 _LOCK_STEP_MS = 50
@@ -78,27 +77,6 @@ def check_name(name: str) -> None:
             "beginning with a letter or digit"
         )
         raise Rejected(message, field="name", limit=63)
-
-
-def actor_name(cluster: str, shard: int, replica: int, role: str) -> str:
-    """The Ray name, in namespace "raymq", of one role's actor."""
-    return f"raymq:{cluster}:shard-{shard}:replica-{replica}:{role}"
-
-
-def replica_of_actor(name: str, cluster: str, role: str) -> tuple[int, int] | None:
-    """Shard and replica of an actor of this role; None: the name is not that of one."""
-    found = re.fullmatch(rf"raymq:{re.escape(cluster)}:shard-(\d+):replica-(\d+):{role}", name)
-    return None if found is None else (int(found[1]), int(found[2]))
-
-
-def coordinator_name(cluster: str, queue: str) -> str:
-    """The Ray name, in namespace "raymq", of the coordinator of a durable queue."""
-    return f"raymq:{cluster}:queue:{queue}"
-
-
-def controller_name(cluster: str) -> str:
-    """The Ray name, in namespace "raymq", of the controller of a cluster."""
-    return f"raymq:{cluster}:controller"
 
 
 class Mount(NamedTuple):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from raymq.client.transport.routes import Routes
 from raymq.replication.quorum import may_lead
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
@@ -36,7 +37,6 @@ from .replace_replica import (
     local_paths,
     running_ray,
 )
-from .transport.routes import Routes
 
 if TYPE_CHECKING:
     from .cluster import Cluster

@@ -7,11 +7,10 @@ from concurrent.futures import Future
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from raymq.client.transport.ask import ask, in_thread
+from raymq.client.transport.flight_client import ShardConnection
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
-
-from .transport.ask import ask, in_thread
-from .transport.flight_client import ShardConnection
-from .transport.routes import Routes
 
 if TYPE_CHECKING:
     from .cluster import Cluster

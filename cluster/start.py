@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
+from raymq.client.arguments import check_choice
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
@@ -22,7 +24,6 @@ from raymq.store.config.promise import Flush
 from raymq.store.log.transient_pool import check_room
 
 from . import add_shards, cluster_record
-from .arguments import check_choice
 from .cluster import Cluster
 from .cluster_record import ClusterRecord, StartOptions, store_config
 from .deploy import (
@@ -45,10 +46,9 @@ from .paths import (
     prepare_data_dir,
     volatile_reason,
 )
-from .transport import tls
 
 if TYPE_CHECKING:
-    from .transport.connection import Transport
+    from raymq.client.transport.connection import Transport
 
 logger = logging.getLogger("raymq")
 

@@ -24,12 +24,12 @@ from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
     from raymq import errors
+    from raymq.client.consume.async_consumer import AsyncConsumer
+    from raymq.client.consume.consumer import Consumer
+    from raymq.client.messages.message import Message, Receipt
+    from raymq.client.produce.async_producer import AsyncProducer
+    from raymq.client.produce.producer import Producer
     from raymq.cluster.cluster import Cluster
-    from raymq.cluster.consume.async_consumer import AsyncConsumer
-    from raymq.cluster.consume.consumer import Consumer
-    from raymq.cluster.messages.message import Message, Receipt
-    from raymq.cluster.produce.async_producer import AsyncProducer
-    from raymq.cluster.produce.producer import Producer
     from raymq.cluster.queue.durable_queue import Queue
     from raymq.cluster.start import connect, start
 
@@ -53,14 +53,14 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "AsyncConsumer": "raymq.cluster.consume.async_consumer",
-        "AsyncProducer": "raymq.cluster.produce.async_producer",
+        "AsyncConsumer": "raymq.client.consume.async_consumer",
+        "AsyncProducer": "raymq.client.produce.async_producer",
         "Cluster": "raymq.cluster.cluster",
-        "Consumer": "raymq.cluster.consume.consumer",
-        "Message": "raymq.cluster.messages.message",
-        "Producer": "raymq.cluster.produce.producer",
+        "Consumer": "raymq.client.consume.consumer",
+        "Message": "raymq.client.messages.message",
+        "Producer": "raymq.client.produce.producer",
         "Queue": "raymq.cluster.queue.durable_queue",
-        "Receipt": "raymq.cluster.messages.message",
+        "Receipt": "raymq.client.messages.message",
         "connect": "raymq.cluster.start",
         "errors": "raymq.errors:",
         "start": "raymq.cluster.start",

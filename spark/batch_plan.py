@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from raymq.cluster.consume.queue_ranges import QueueRange, split_ranges
+from raymq.client.consume.queue_ranges import QueueRange, split_ranges
 
 from .offsets import TopicQueue, check_ends, check_order, resolve
 from .pushed_filters import PushedFilters

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raymq.cluster.transport.away import while_away
-from raymq.cluster.transport.tls import url_of
+from raymq.actors.protocol.tls import url_of
+from raymq.client.transport.away import while_away
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import Rejected
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.messages.columns import FetchedRows
-from raymq.cluster.messages.message import INDEX_KEYS
-from raymq.cluster.messages.topic_schema import quoted_name, spark_type
-from raymq.cluster.messages.topic_values import TopicValues
-from raymq.cluster.messages.user_properties import (
+from raymq.client.messages.columns import FetchedRows
+from raymq.client.messages.message import INDEX_KEYS
+from raymq.client.messages.topic_schema import quoted_name, spark_type
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.messages.user_properties import (
     as_mask,
     as_text,
     list_offsets,

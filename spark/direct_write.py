@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from raymq.cluster.messages.queue_split import numbered, start_of
-from raymq.cluster.messages.row_numbers import renumbered
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.queue_sequence import BatchReceipt
-from raymq.cluster.produce.send_future import BatchFuture
-from raymq.cluster.staged.committer import DECIDING_SHARD
-from raymq.cluster.staged.write_commit import StagedRows, WriteDecision
-from raymq.cluster.transport.away import while_away
-from raymq.cluster.transport.routes import Routes
+from raymq.client.messages.queue_split import numbered, start_of
+from raymq.client.messages.row_numbers import renumbered
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.produce.queue_sequence import BatchReceipt
+from raymq.client.produce.send_future import BatchFuture
+from raymq.client.staged.committer import DECIDING_SHARD
+from raymq.client.staged.write_commit import StagedRows, WriteDecision
+from raymq.client.transport.away import while_away
+from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Fenced, Rejected
 from raymq.store.config.promise import Acks

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from raymq.cluster.arguments import OFFSET_MAX
-from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.client.arguments import OFFSET_MAX
+from raymq.client.consume.queue_ranges import QueueRange
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 logger = logging.getLogger("raymq")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from raymq.cluster.consume.queue_ranges import QueueRange
-from raymq.cluster.messages.topic_values import TopicValues
+from raymq.client.consume.queue_ranges import QueueRange
+from raymq.client.messages.topic_values import TopicValues
 
 from .range_columns import HowToRead, read_columns
 from .source_options import SourceOptions

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.client.consume.queue_ranges import QueueRange
 
 #: class of Spark's filter -> how it compares
 _OPERATORS = {

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import raymq
-from raymq.cluster.consume.queue_ranges import QueueRange
-from raymq.cluster.consume.time_search import offset_at
-from raymq.cluster.messages.topic_values import TopicValues
-from raymq.cluster.transport.away import while_away
-from raymq.cluster.transport.routes import Routes
+from raymq.client.consume.queue_ranges import QueueRange
+from raymq.client.consume.time_search import offset_at
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.transport.away import while_away
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
 
 from .offsets import HeldOffsets, TopicQueue

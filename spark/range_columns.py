@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from raymq.cluster.consume.consumer_config import ReadFrom
-from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
-from raymq.cluster.messages.topic_values import TopicValues
+from raymq.client.consume.consumer_config import ReadFrom
+from raymq.client.consume.queue_ranges import QueueRange, read_queue_range
+from raymq.client.messages.topic_values import TopicValues
 from raymq.store.base.errors import Bug, RayMQError
 
 from .columns import columns

@@ -3,7 +3,7 @@
 Direct    A task sends its rows to their queues (`direct_write`). The rows of a partition must have the same order in
           each attempt: a plan that cannot promise that is refused.
 Staged    A task stages its rows under a producer id of its own, and the driver commits those of the attempts that
-          Spark counts (`raymq.cluster.staged`). Any plan will do. Each row is written twice.
+          Spark counts (`raymq.client.staged`). Any plan will do. Each row is written twice.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from raymq.cluster.arguments import check_choice
-from raymq.cluster.messages.queue_split import numbered, start_of
-from raymq.cluster.staged.committer import CommitResult, Committer
-from raymq.cluster.staged.staged_writer import StagedWriter
-from raymq.cluster.staged.write_commit import StagedRows
-from raymq.cluster.transport.away import while_away
-from raymq.cluster.transport.routes import Routes
+from raymq.client.arguments import check_choice
+from raymq.client.messages.queue_split import numbered, start_of
+from raymq.client.staged.committer import CommitResult, Committer
+from raymq.client.staged.staged_writer import StagedWriter
+from raymq.client.staged.write_commit import StagedRows
+from raymq.client.transport.away import while_away
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
 

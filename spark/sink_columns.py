@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raymq.cluster.messages.topic_schema import spark_type
-from raymq.cluster.messages.topic_values import TopicValues
-from raymq.cluster.messages.write_columns import SinkTopic, by_queue, refuse_later
+from raymq.client.messages.topic_schema import spark_type
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.messages.write_columns import SinkTopic, by_queue, refuse_later
 from raymq.store.base.errors import Rejected
 
 __all__ = ["COLUMNS", "SinkTopic", "by_queue", "check_columns", "check_direct", "targets"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
-from raymq.cluster.arguments import check_choice
+from raymq.client.arguments import check_choice
 from raymq.store.base.errors import Rejected
 
 from .source_options import connection_options, flag, known_options

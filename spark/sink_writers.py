@@ -19,12 +19,12 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from raymq.cluster.messages.queue_split import numbered, start_of
-from raymq.cluster.staged.committer import Committer
-from raymq.cluster.staged.staged_writer import StagedWriter
-from raymq.cluster.staged.write_commit import StagedRows
-from raymq.cluster.transport.away import while_away
-from raymq.cluster.transport.routes import Routes
+from raymq.client.messages.queue_split import numbered, start_of
+from raymq.client.staged.committer import Committer
+from raymq.client.staged.staged_writer import StagedWriter
+from raymq.client.staged.write_commit import StagedRows
+from raymq.client.transport.away import while_away
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Bug, RayMQError, Rejected, require
 
 from .direct_write import DirectWrite

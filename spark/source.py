@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from raymq.cluster.consume.queue_ranges import QueueRange
-from raymq.cluster.messages.topic_values import TopicValues
+from raymq.client.consume.queue_ranges import QueueRange
+from raymq.client.messages.topic_values import TopicValues
 
 from .batch_plan import plan_batch
 from .columns import check_columns, default_names, spark_schema

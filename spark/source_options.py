@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
-from raymq.cluster.arguments import OFFSET_MAX, check_choice, clean_token
-from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
-from raymq.cluster.transport.tls import parse_url
+from raymq.actors.protocol.tls import parse_url
+from raymq.client.arguments import OFFSET_MAX, check_choice, clean_token
+from raymq.client.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.store.base.errors import Rejected
 
 from .offsets import (

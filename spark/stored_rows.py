@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.consume.range_reader import read_range
+from raymq.client.consume.range_reader import read_range
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.binary_columns import ranges, value_bytes, value_offsets

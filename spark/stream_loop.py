@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from raymq.cluster.arguments import check_number
+from raymq.client.arguments import check_number
 
 from .batch_sink import QUERY_ID, RUN_ID
 from .offsets import Offsets

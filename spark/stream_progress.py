@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag, split_ranges
+from raymq.client.consume.queue_ranges import QueueRange, split_by_lag, split_ranges
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Unavailable
 

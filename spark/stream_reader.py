@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from raymq.cluster.messages.topic_values import TopicValues
+from raymq.client.messages.topic_values import TopicValues
 from raymq.store.base.errors import RayMQError, Rejected
 
 from .columns import check_columns

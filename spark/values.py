@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from raymq.cluster.arguments import check_choice
-from raymq.cluster.messages.codecs import ArrowIpcCodec
-from raymq.cluster.messages.row_numbers import renumbered
-from raymq.cluster.messages.topic_schema import SPARK_TYPES, from_json, spark_type, to_json
+from raymq.client.arguments import check_choice
+from raymq.client.messages.codecs import ArrowIpcCodec
+from raymq.client.messages.row_numbers import renumbered
+from raymq.client.messages.topic_schema import SPARK_TYPES, from_json, spark_type, to_json
 from raymq.store.base.errors import Rejected
 
 from .sink_columns import COLUMNS
@@ -19,7 +19,7 @@ from .task_batches import map_in_arrow, partition_of_task
 ValueCodec = Literal["json", "arrow-ipc"]
 CODECS = ("json", "arrow-ipc")
 
-#: as raymq.cluster.messages.json_rows writes times
+#: as raymq.client.messages.json_rows writes times
 _WRITE = {
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",

@@ -23,6 +23,11 @@ from raymq.actors.shared.control_block import ROLES
 from raymq.actors.shared.processes import ProcessHandle
 from raymq.actors.supervise.lease import Candidate
 from raymq.actors.supervise.supervisor import Supervisor
+from raymq.client.messages.codecs import _CODECS, CONTENT_TYPE, codec
+from raymq.client.messages.message import Message
+from raymq.client.messages.received import ReceivedMessage
+from raymq.client.produce.message_encoder import MessageEncoder
+from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.console import EXIT_OK, EXIT_UNAVAILABLE, Console, exit_code
 from raymq.cluster.cli.doctor import _FILES_FAIL, _FILES_WARN
 from raymq.cluster.cli.message_commands import _print_message
@@ -32,12 +37,7 @@ from raymq.cluster.cluster import STATUS_TIMEOUT_S
 from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs
-from raymq.cluster.messages.codecs import _CODECS, CONTENT_TYPE, codec
-from raymq.cluster.messages.message import Message
-from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.produce.message_encoder import MessageEncoder
-from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.spark.format_lookup import OLDEST_PYSPARK
 from raymq.store.base import errors
 from raymq.store.base.clock import Clock

@@ -18,7 +18,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("store", "replication", "actors", "cluster", "spark", "tests", "examples", "benchmarks")
+PARTS = (
+    "store",
+    "replication",
+    "actors",
+    "client",
+    "cluster",
+    "spark",
+    "tests",
+    "examples",
+    "benchmarks",
+)
 DESIGN = "docs/design.md"
 
 #: decisions, replication rules

@@ -68,7 +68,9 @@ def test_links_between_documents_lead_somewhere(document):
 
 
 def test_every_file_that_a_document_names_exists():
-    named = re.compile(r"`((?:store|actors|replication|cluster|spark|tests|examples)/[\w/.]+)`")
+    named = re.compile(
+        r"`((?:store|actors|replication|client|cluster|spark|tests|examples)/[\w/.]+)`"
+    )
     missing = {
         name
         for document in DOCUMENTS

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import raymq
+from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.main import build_parser
-from raymq.cluster.produce.producer_config import ProducerConfig
 from raymq.store.config.store_config import StoreConfig
 from tests.support.page_programs import blocks, needs_ray, programs, run
 from tests.support.programs import Program
@@ -156,7 +156,7 @@ def test_every_environment_variable_that_the_code_reads_is_on_the_page() -> None
     reads = re.compile(r"environ(?:\.get\(|\[)\"(RAYMQ_\w+)\"")
     named = {
         variable
-        for folder in ("cluster", "store", "actors", "spark")
+        for folder in ("client", "cluster", "store", "actors", "spark")
         for path in (ROOT / folder).rglob("*.py")
         for variable in reads.findall(path.read_text(encoding="utf-8"))
     }

@@ -15,7 +15,7 @@ import pytest
 from raymq.store.base.status import PutStatus
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("store", "replication", "actors", "cluster", "spark")
+PARTS = ("store", "replication", "actors", "client", "cluster", "spark")
 PYTHON_PLACES = (
     *PARTS,
     "raymq/__init__.py",
@@ -389,12 +389,13 @@ def test_a_package_has_one_line_for_each_of_its_modules():
 
 def test_a_package_names_its_folders_and_so_does_the_design():
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    rows = re.search(r"^Inside `cluster/`:\n(.*?)\n\n\w", design, re.MULTILINE | re.DOTALL)
-    assert rows is not None
-    folders = {path.parent.name for path in (ROOT / "cluster").glob("*/__init__.py")}
-    assert set(re.findall(r"`(\w+)/`", rows[1])) == folders
-    own = (ROOT / "cluster" / "__init__.py").read_text(encoding="utf-8")
-    assert set(re.findall(r"^(\w+)/ ", own, re.MULTILINE)) == folders
+    for part in ("client", "cluster"):
+        rows = re.search(rf"^Inside `{part}/`:\n(.*?)\n\n\w", design, re.MULTILINE | re.DOTALL)
+        assert rows is not None
+        folders = {path.parent.name for path in (ROOT / part).glob("*/__init__.py")}
+        assert set(re.findall(r"`(\w+)/`", rows[1])) == folders
+        own = (ROOT / part / "__init__.py").read_text(encoding="utf-8")
+        assert set(re.findall(r"^(\w+)/ ", own, re.MULTILINE)) == folders
 
     found = []
     for path in (path for path, _ in sources(*PARTS) if path.endswith("__init__.py")):

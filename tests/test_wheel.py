@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("store", "actors", "replication", "cluster", "spark")
+PARTS = ("store", "actors", "replication", "client", "cluster", "spark")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ flight_messages  the streams over Arrow Flight, between clients and shards and b
 ray_calls        the calls of a shard's Ray actor, for clients without Flight
 small_puts       small puts as plain bytes, many in one message
 log_units        log bytes from one replica for another one that lacks them, or whose own are damaged
+tls              certificates of the shards' connections, and the URLs of endpoints
+grpc_polling     lets the thread that waits for a message read the socket itself
 
 Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",

@@ -27,6 +27,8 @@ from .small_puts import pack_puts, unpack_puts
 
 #: batches of a call up to this size travel inside of it. Ray's own limit is 100 KB per argument
 INLINE_BYTES = 64 << 10
+#: longest wait of one read call: a reader that has left holds its thread no longer
+READ_WAIT_MS_MAX = 2_000
 #: where batches begin in a call that carries them
 _ALIGN = 8
 #: a call of small batches: kind (no other call begins with it), stream, number, producer_waits; then the puts

@@ -17,7 +17,7 @@ import pyarrow as pa
 from raymq.actors.api import fetches
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
-from raymq.actors.protocol.ray_calls import pack_acks, unpack_call
+from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_acks, unpack_call
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
@@ -33,8 +33,6 @@ TURN_WAIT_S = 5.0
 #: streams that are remembered. A client whose stream is older than this many others must open a new one
 STREAMS_MAX = 4096
 
-#: longest wait of one read call: a reader that has left holds its thread no longer
-READ_WAIT_MS_MAX = 2_000
 #: with more readers each waits only a short time, so that all get their turn: a call costs about a millisecond of CPU
 CROWD = GROUPS["read"] * 3 // 4
 CROWDED_WAIT_MS = 250

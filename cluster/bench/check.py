@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.client.consume.range_reader import read_range
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.range_reader import read_range
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.queues.raw_records import decode_records
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.cluster.messages.keys import key_properties
-from raymq.cluster.messages.partitioner import queues_of
+from raymq.client.messages.keys import key_properties
+from raymq.client.messages.partitioner import queues_of
 from raymq.store.base.arrays import Bytes, Int64s
 from raymq.store.base.errors import require
 from raymq.store.records.binary_columns import value_bytes, value_offsets

@@ -14,8 +14,8 @@ from concurrent import futures
 import numpy as np
 import pyarrow as pa
 
+from raymq.client.consume.consumer import Consumer
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.consumer import Consumer
 from raymq.store.base.errors import Unavailable
 
 from .check import QueueChecks, Verdict

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.client.messages.keys import keys_of
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.produce.producer import Producer
+from raymq.client.transport.routes import Routes
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.messages.keys import keys_of
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.records.property_columns import PropertyColumns

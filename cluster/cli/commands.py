@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from raymq.cluster.transport.tls import url_of
+from raymq.actors.protocol.tls import url_of
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 
@@ -93,7 +93,7 @@ def _topic_options(options: argparse.Namespace) -> dict[str, Any]:
     if options.columns:
         import pyarrow as pa
 
-        from raymq.cluster.messages.column_text import column_of
+        from raymq.client.messages.column_text import column_of
 
         found["schema"] = pa.schema([column_of(text) for text in options.columns])
     if options.allow_null_values:
@@ -103,7 +103,7 @@ def _topic_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def topic_add_column(options: argparse.Namespace, console: Console) -> int:
     """raymq topic add-column TOPIC NAME:TYPE"""
-    from raymq.cluster.messages.column_text import column_of, column_text
+    from raymq.client.messages.column_text import column_of, column_text
 
     column = column_of(options.column)
     with cluster_of(options, console) as cluster:
@@ -151,8 +151,8 @@ def _topic_facts(facts: dict[str, Any]) -> Iterator[str]:
 
 def _schema_lines(schema: str) -> Iterator[str]:
     """A line for each column; the JSON itself for a schema of a later version."""
-    from raymq.cluster.messages.column_text import column_text
-    from raymq.cluster.messages.topic_schema import from_json
+    from raymq.client.messages.column_text import column_text
+    from raymq.client.messages.topic_schema import from_json
 
     try:
         columns = from_json(schema)

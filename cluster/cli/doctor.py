@@ -19,6 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.bench.machine import version_of
 from raymq.cluster.cluster_record import ClusterRecord, StartOptions, load_record
@@ -33,7 +34,6 @@ from raymq.cluster.paths import (
     volatile_reason,
 )
 from raymq.cluster.start import connect, plan_start
-from raymq.cluster.transport import tls
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.files import Files

@@ -13,8 +13,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from raymq.cluster.messages.keys import key_of
-from raymq.cluster.messages.message import INDEX_KEYS, NULL_VALUE, SYSTEM_PROPERTIES
+from raymq.client.messages.keys import key_of
+from raymq.client.messages.message import INDEX_KEYS, NULL_VALUE, SYSTEM_PROPERTIES
 from raymq.store.base.errors import Rejected
 from raymq.store.records.properties import TAGS
 from raymq.store.state.topics import is_system_topic

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from raymq.actors.protocol.tls import TLS_PREFIX, is_loopback
 from raymq.cluster.cluster_record import protection
-from raymq.cluster.transport.tls import TLS_PREFIX, is_loopback
 
 _KIB = 1024
 _MIB = 1024 * _KIB

@@ -24,12 +24,13 @@ from functools import partial
 from typing import Any
 
 from raymq.actors.leader.metrics import Collector, MakeInstrument, MetricValues
+from raymq.actors.protocol import tls
+from raymq.client.transport.actor_names import NAMESPACE, actor_name
 from raymq.cluster import cluster_record
 from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.deploy import actor_set, placement, ray_host
 from raymq.cluster.deploy.resolve import save_endpoints
-from raymq.cluster.paths import NAMESPACE, ClusterPaths, actor_name, directory_lock, load_token
-from raymq.cluster.transport import tls
+from raymq.cluster.paths import ClusterPaths, directory_lock, load_token
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files

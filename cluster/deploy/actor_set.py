@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raymq.cluster.cluster_record import REPLICAS, ClusterRecord
-from raymq.cluster.paths import (
+from raymq.actors.protocol.tls import TLS_PREFIX, USE_TLS
+from raymq.client.transport.actor_names import (
     NAMESPACE,
-    ClusterPaths,
     actor_name,
     controller_name,
     coordinator_name,
     replica_of_actor,
 )
-from raymq.cluster.transport.tls import TLS_PREFIX, USE_TLS
+from raymq.cluster.cluster_record import REPLICAS, ClusterRecord
+from raymq.cluster.paths import ClusterPaths
 from raymq.replication.quorum import majority
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
@@ -37,7 +37,7 @@ from .ray_host import Progress
 logger = logging.getLogger("raymq")
 
 _SERVER = "raymq.cluster.transport.flight_server:serve"
-_TRANSPORT = "raymq.cluster.transport.flight_client:ReplicaTransport"
+_TRANSPORT = "raymq.client.transport.flight_client:ReplicaTransport"
 _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
 #: how long a replica may take to say whether it leads: one that hangs must not delay the others' answers for long

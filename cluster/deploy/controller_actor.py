@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from raymq.client.transport.actor_names import NAMESPACE, controller_name
 from raymq.cluster.cluster_record import ClusterRecord
-from raymq.cluster.paths import NAMESPACE, ClusterPaths, controller_name
+from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 

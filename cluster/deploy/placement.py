@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raymq.actors.protocol import tls
 from raymq.cluster.paths import prepare_data_dir
-from raymq.cluster.transport import tls
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files

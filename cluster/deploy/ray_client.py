@@ -8,8 +8,8 @@ import sys
 import warnings
 from typing import Any
 
+from raymq.client.transport.actor_names import actor_name
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.paths import actor_name
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 

@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from raymq.client.consume.range_reader import read_range
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.produce.queue_sequence import BatchReceipt, new_producer_id
+from raymq.client.topics.add_queues import TAKEN_PREFIX
+from raymq.client.topics.new_topic import create_everywhere
+from raymq.client.transport.routes import Routes
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.new_topic import create_everywhere
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.queue_sequence import BatchReceipt, new_producer_id
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.record import SmallBatch
 
-TAKEN_PREFIX = "%TAKEN%"
 #: records of %TAKEN%NAME that a new coordinator reads: it cannot repeat the answers to earlier requests
 TAIL_RECORDS = 10_000
 #: an assignment record without a receipt for this long is looked for in the log

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from raymq.client.transport.connection import FetchStream
+from raymq.client.transport.fetch_thread import FetchThread
+from raymq.client.transport.routes import Routes
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.transport.connection import FetchStream
-from raymq.cluster.transport.fetch_thread import FetchThread
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.records.requests import FetchRequest

@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
+from raymq.client.transport.actor_names import NAMESPACE, actor_name, coordinator_name
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.paths import NAMESPACE, actor_name, coordinator_name
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from ray.util.queue import Empty, Full
 
-from raymq.cluster.arguments import check_number, check_text
+from raymq.client.arguments import check_number, check_text
+from raymq.client.messages import codecs
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.messages import codecs
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected
 

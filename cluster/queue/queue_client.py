@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import ray
 
+from raymq.client.consume.range_reader import RangeReader
+from raymq.client.messages import codecs
+from raymq.client.messages.message import encode_properties
+from raymq.client.produce.message_batcher import MessageBatcher
+from raymq.client.produce.send_future import BatchFuture
+from raymq.client.transport.routes import Routes
+from raymq.client.unclosed import report_unreceipted
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.range_reader import RangeReader
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
-from raymq.cluster.messages import codecs
-from raymq.cluster.messages.message import encode_properties
-from raymq.cluster.produce.message_batcher import MessageBatcher
-from raymq.cluster.produce.send_future import BatchFuture
-from raymq.cluster.transport.routes import Routes
-from raymq.cluster.unclosed import report_unreceipted
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.binary_columns import binary_array

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ray.data import Dataset, read_datasource
 
-from raymq.cluster.arguments import check_choice, check_number
-from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
-from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag
-from raymq.cluster.transport.away import while_away
+from raymq.client.arguments import check_choice, check_number
+from raymq.client.consume.consumer_config import READ_FROM, ReadFrom
+from raymq.client.consume.queue_ranges import QueueRange, split_by_lag
+from raymq.client.transport.away import while_away
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from raymq.cluster.messages.delivery_times import is_time
-from raymq.cluster.messages.topic_values import TopicValues
+from raymq.client.messages.delivery_times import is_time
+from raymq.client.messages.topic_values import TopicValues
 from raymq.store.base.errors import Rejected
 
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 from ray.data import Datasink
 from ray.data.block import BlockAccessor
 
-from raymq.cluster.messages.queue_split import numbered, start_of
-from raymq.cluster.messages.topic_values import TopicValues
-from raymq.cluster.messages.write_columns import SinkTopic, by_queue
-from raymq.cluster.staged.committer import CommitResult, Committer
-from raymq.cluster.staged.staged_writer import StagedWriter
-from raymq.cluster.staged.write_commit import StagedRows
-from raymq.cluster.transport.away import while_away
-from raymq.cluster.transport.routes import Routes
+from raymq.client.messages.queue_split import numbered, start_of
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.messages.write_columns import SinkTopic, by_queue
+from raymq.client.staged.committer import CommitResult, Committer
+from raymq.client.staged.staged_writer import StagedWriter
+from raymq.client.staged.write_commit import StagedRows
+from raymq.client.transport.away import while_away
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 
 from .sink_columns import check_columns

@@ -12,16 +12,16 @@ import pyarrow as pa
 from ray.data import Dataset, Datasource, ReadTask, read_datasource
 from ray.data.block import BlockMetadata
 
-from raymq.cluster.arguments import check_choice
-from raymq.cluster.consume.consumer_config import READ_FROM, ReadFrom
-from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
-from raymq.cluster.consume.range_reader import RangeReader
-from raymq.cluster.consume.time_search import offset_at
-from raymq.cluster.messages.columns import FetchedRows
-from raymq.cluster.messages.topic_values import TopicValues
-from raymq.cluster.messages.user_properties import list_offsets, user_properties
-from raymq.cluster.transport.away import while_away
-from raymq.cluster.transport.routes import Routes
+from raymq.client.arguments import check_choice
+from raymq.client.consume.consumer_config import READ_FROM, ReadFrom
+from raymq.client.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
+from raymq.client.consume.range_reader import RangeReader
+from raymq.client.consume.time_search import offset_at
+from raymq.client.messages.columns import FetchedRows
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.messages.user_properties import list_offsets, user_properties
+from raymq.client.transport.away import while_away
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 from .topic_sink import check_transport

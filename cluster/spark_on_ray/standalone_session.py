@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
-from raymq.cluster.arguments import check_number
+from raymq.client.arguments import check_number
 from raymq.cluster.deploy import java, ray_client
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable

@@ -20,14 +20,14 @@ import pyarrow.flight as flight
 from raymq.actors.api import fetches
 from raymq.actors.api.shard_api import ShardBackend
 from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol import tls as tls_files
+from raymq.actors.protocol.grpc_polling import read_in_waiting_threads
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.base.files import Files
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
-from . import tls as tls_files
 from .call_flood import CallFlood
-from .grpc_polling import read_in_waiting_threads
 from .put_stream import GONE, PutStreamServer, chunks
 from .receive_memory import ReceiveMemory
 

@@ -1,7 +1,7 @@
 """The schema of a topic as its attribute holds it, and which change of it is allowed.
 
 The attribute is JSON: a list of columns {"name", "type", "nullable"}. What a type means only clients know
-(cluster/messages/topic_schema.py): the store keeps it, and compares.
+(client/messages/topic_schema.py): the store keeps it, and compares.
 """
 
 from __future__ import annotations

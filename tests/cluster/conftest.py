@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.producer import Producer
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.produce.producer import Producer
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.add_queues import add_queues, spread_over
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.queue.assignment_log import TAKEN_PREFIX
-from raymq.cluster.transport import routes as routes_module
+from raymq.client.consume.consumer import Consumer
+from raymq.client.produce.producer import Producer
+from raymq.client.topics.add_queues import TAKEN_PREFIX, add_queues, spread_over
+from raymq.client.transport import routes as routes_module
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_more_queues

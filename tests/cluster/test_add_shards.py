@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.leader.admin_calls import AdminCalls
+from raymq.client.topics.new_topic import create_everywhere
 from raymq.cluster import add_shards as adding
 from raymq.cluster import cluster_record
 from raymq.cluster.add_shards import check_led, default_nodes, plan_shards
@@ -25,7 +26,6 @@ from raymq.cluster.cluster_record import (
     save_record,
 )
 from raymq.cluster.deploy import actor_set, placement
-from raymq.cluster.new_topic import create_everywhere
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files

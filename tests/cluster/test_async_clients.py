@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.consume.async_consumer import AsyncConsumer
-from raymq.cluster.messages.message import Message, Receipt
-from raymq.cluster.produce.async_producer import AsyncProducer
-from raymq.cluster.produce.producer import Producer
+from raymq.client.consume.async_consumer import AsyncConsumer
+from raymq.client.messages.message import Message, Receipt
+from raymq.client.produce.async_producer import AsyncProducer
+from raymq.client.produce.producer import Producer
 from raymq.store.base.errors import Bug, DeliveryUnknown, Rejected, StorageFull, Unavailable
 from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch

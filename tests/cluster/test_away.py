@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import raymq
+from raymq.client.transport import away
+from raymq.client.transport.away import while_away
 from raymq.cluster.ray_data import topic_source
-from raymq.cluster.transport import away
-from raymq.cluster.transport.away import while_away
 from raymq.data import TopicSink
 from raymq.spark import cluster_options
 from raymq.spark.batch_plan import plan_batch

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from raymq.actors.supervise.dispatcher import Dispatcher
-from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.messages.message import queue_offsets
+from raymq.client.consume.range_reader import read_range
+from raymq.client.messages.message import queue_offsets
 from tests.support.batches import request
 from tests.support.served_shard import ServedShard
 from tests.support.waiting import until

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from raymq.cluster.produce import send_window
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
+from raymq.client.produce import send_window
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import (
     DeliveryUnknown,
     Fenced,

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raymq.client.produce.batch_sender import BatchSender
 from raymq.cluster.bench.check import Ledger, ReadRange, SequenceCheck, Verdict, verify
 from raymq.cluster.bench.messages import RowMaker
 from raymq.cluster.bench.plan import BenchPlan, parse_size
-from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.store.records.record import PUT_SCHEMA
 from tests.support.fake_backend import FakeCluster
 

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raymq.client.messages.keys import keys_of
+from raymq.client.messages.partitioner import queue_of
 from raymq.cluster.bench.messages import KeyTable, RowMaker, body_bytes, damaged_rows, read_headers
 from raymq.cluster.bench.plan import (
     BODY_BYTES_MIN,
@@ -22,8 +24,6 @@ from raymq.cluster.bench.plan import (
     parse_size,
     plan_of,
 )
-from raymq.cluster.messages.keys import keys_of
-from raymq.cluster.messages.partitioner import queue_of
 from raymq.store.base.errors import Rejected
 from raymq.store.records.property_columns import PropertyColumns
 from raymq.store.records.record import check_put

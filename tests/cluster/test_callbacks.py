@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.client_thread import ClientThread
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.message_batcher import MessageBatcher
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.transport import connection as connection_module
-from raymq.cluster.transport.ask import in_thread
-from raymq.cluster.transport.connection import FetchWatch
+from raymq.client.client_thread import ClientThread
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.produce.message_batcher import MessageBatcher
+from raymq.client.produce.producer import Producer
+from raymq.client.transport import connection as connection_module
+from raymq.client.transport.ask import in_thread
+from raymq.client.transport.connection import FetchWatch
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from tests.support.batches import batch
 from tests.support.fake_backend import FakeBackend, FakeCluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.column_text import column_of, column_text
-from raymq.cluster.messages.topic_schema import DEPTH_MAX, SPARK_TYPES, to_json
+from raymq.client.messages.column_text import column_of, column_text
+from raymq.client.messages.topic_schema import DEPTH_MAX, SPARK_TYPES, to_json
 from raymq.store.base.errors import Rejected
 
 

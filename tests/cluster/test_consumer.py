@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.consume import consumer as consumer_module
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.consume.shard_reader import WAIT_MS, ReadState
-from raymq.cluster.messages.message import queue_offsets
-from raymq.cluster.messages.received import ReceivedMessage
+from raymq.client.consume import consumer as consumer_module
+from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.range_reader import read_range
+from raymq.client.consume.shard_reader import WAIT_MS, ReadState
+from raymq.client.messages.message import queue_offsets
+from raymq.client.messages.received import ReceivedMessage
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch

@@ -7,9 +7,9 @@ import inspect
 
 import pytest
 
-from raymq.cluster.consume.async_consumer import AsyncConsumer
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.consume.consumer_config import ConsumerConfig
+from raymq.client.consume.async_consumer import AsyncConsumer
+from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.consumer_config import ConsumerConfig
 
 
 @pytest.mark.parametrize("described", [Consumer, AsyncConsumer])

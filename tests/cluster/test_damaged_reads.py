@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.replica import open_replica
-from raymq.cluster.consume import shard_reader
-from raymq.cluster.consume.async_consumer import AsyncConsumer
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.consume.verify_crcs import verify_slices
+from raymq.client.consume import shard_reader
+from raymq.client.consume.async_consumer import AsyncConsumer
+from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.range_reader import read_range
+from raymq.client.consume.verify_crcs import verify_slices
+from raymq.client.transport.routes import Routes
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import ItemReader
 from raymq.cluster.transport.flight_server import serve
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.raw_records import decode_records

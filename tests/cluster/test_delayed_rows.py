@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.api.shard_api import put_request
-from raymq.cluster.messages.delivery_times import EARLIEST_MS, encode_times
-from raymq.cluster.messages.queue_split import TURN_ROWS
-from raymq.cluster.messages.write_columns import SinkTopic, by_queue
-from raymq.cluster.produce.message_encoder import timer_properties
-from raymq.cluster.staged.committer import Committer
-from raymq.cluster.staged.staged_writer import StagedWriter
-from raymq.cluster.staged.write_commit import StagedRows
-from raymq.cluster.transport.routes import Routes
+from raymq.client.messages.delivery_times import EARLIEST_MS, encode_times
+from raymq.client.messages.queue_split import TURN_ROWS
+from raymq.client.messages.write_columns import SinkTopic, by_queue
+from raymq.client.produce.message_encoder import timer_properties
+from raymq.client.staged.committer import Committer
+from raymq.client.staged.staged_writer import StagedWriter
+from raymq.client.staged.write_commit import StagedRows
+from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import TIMER_TOPIC

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.transport.flight_server import serve
 from raymq.store.base.errors import Unavailable
 from raymq.store.records.requests import FetchRequest
@@ -25,7 +25,7 @@ import random
 import threading
 import pyarrow.flight as flight
 from raymq.actors.protocol import flight_messages
-from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.store.base.errors import Unavailable
 
 class Server(flight.FlightServerBase):

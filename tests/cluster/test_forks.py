@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from raymq.client.transport.ray_connection import RayShardConnection
 from raymq.cluster import start as start_module
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.transport.ray_connection import RayShardConnection
 from raymq.store.base.errors import Rejected
 from tests.support.cluster_program import run_program
 from tests.support.fake_backend import FakeCluster
@@ -25,8 +25,8 @@ CHILDREN = {
     "ends with a cluster": ("cluster.describe_topic('t')", "pass"),
     "closes a reader": (
         """
-from raymq.cluster.consume.range_reader import RangeReader
-from raymq.cluster.transport.routes import Routes
+from raymq.client.consume.range_reader import RangeReader
+from raymq.client.transport.routes import Routes
 with cluster.producer() as producer:
     producer.send("t", b"x", queue_id=0)
 reader = RangeReader(Routes.of(cluster), "t", 0, 0)

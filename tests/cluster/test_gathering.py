@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
-from raymq.cluster.produce.async_producer import AsyncProducer
-from raymq.cluster.produce.message_batcher import UNLINGERED_BATCHES
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.produce.queue_sequence import BatchReceipt
-from raymq.cluster.produce.send_future import BatchFuture, wake_callers
+from raymq.client.produce.async_producer import AsyncProducer
+from raymq.client.produce.message_batcher import UNLINGERED_BATCHES
+from raymq.client.produce.producer import Producer
+from raymq.client.produce.queue_sequence import BatchReceipt
+from raymq.client.produce.send_future import BatchFuture, wake_callers
 from raymq.store.records.record import SMALL_ROWS_MAX, SmallBatch
 from tests.support.fake_backend import FakeBackend, FakeCluster, open_batch
 from tests.support.waiting import until

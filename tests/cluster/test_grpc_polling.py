@@ -8,7 +8,7 @@ import sys
 
 import pyarrow as pa
 
-from raymq.cluster.transport.grpc_polling import PYARROW_MIN, VARIABLE
+from raymq.actors.protocol.grpc_polling import PYARROW_MIN, VARIABLE
 
 CALLS = 1000
 
@@ -16,7 +16,7 @@ CALLS = 1000
 PROGRAM = f"""
 import os
 from pathlib import Path
-from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.transport.flight_server import serve
 from tests.support.fake_backend import FakeBackend
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.codecs import codec
+from raymq.client.messages.codecs import codec
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import Items
 from raymq.store.base.errors import Rejected

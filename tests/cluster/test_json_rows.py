@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.cluster.messages import topic_schema
-from raymq.cluster.messages.json_rows import (
+from raymq.client.messages import topic_schema
+from raymq.client.messages.json_rows import (
     NotOfSchema,
     _decoded_by_arrow,
     _decoded_by_python,
     decode_rows,
     encode_rows,
 )
-from raymq.cluster.messages.topic_schema import TAKEN, fits, spark_type
+from raymq.client.messages.topic_schema import TAKEN, fits, spark_type
 from raymq.store.base.errors import Rejected
 
 INNER = pa.struct([("x", pa.int64()), ("day", pa.date32()), ("raw", pa.binary())])
@@ -297,7 +297,7 @@ def test_a_column_that_a_schema_cannot_have_is_named_with_what_to_do(
 
 
 def test_no_column_of_a_read_or_write_can_be_one_of_a_schema() -> None:
-    from raymq.cluster.messages.columns import MESSAGE_SCHEMA
+    from raymq.client.messages.columns import MESSAGE_SCHEMA
     from raymq.cluster.ray_data.topic_source import SCHEMA as RAY_SCHEMA
     from raymq.spark.columns import COLUMNS
     from raymq.spark.sink_columns import COLUMNS as WRITTEN

@@ -13,21 +13,22 @@ from typing import Any
 import pytest
 
 from raymq.actors.ray.replica_files import write_endpoint, write_json
+from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.range_reader import read_range
+from raymq.client.messages.received import ReceivedMessage
+from raymq.client.produce import batch_sender as batch_sender_module
+from raymq.client.produce import send_window
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.topics.add_queues import TAKEN_PREFIX
+from raymq.client.transport import connection as connection_module
+from raymq.client.transport import routes as routes_module
+from raymq.client.transport.routes import LeaderRoute, Routes
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.consume.range_reader import read_range
 from raymq.cluster.deploy.resolve import FileResolver
-from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.produce import batch_sender as batch_sender_module
-from raymq.cluster.produce import send_window
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.queue.assignment_log import TAKEN_PREFIX, Assignment, AssignmentLog
-from raymq.cluster.transport import connection as connection_module
-from raymq.cluster.transport import routes as routes_module
+from raymq.cluster.queue.assignment_log import Assignment, AssignmentLog
 from raymq.cluster.transport.flight_server import serve
-from raymq.cluster.transport.routes import LeaderRoute, Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     DeliveryUnknown,

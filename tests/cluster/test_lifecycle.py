@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from raymq.actors.shared.wakeup import Wakeup, wakeup_directory
-from raymq.cluster import new_topic
+from raymq.client.topics import new_topic
+from raymq.client.transport.routes import Routes
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import StartOptions, load_record, new_record
 from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.clock import ManualClock

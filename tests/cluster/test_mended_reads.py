@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
+from raymq.client.consume.consumer import Consumer
+from raymq.client.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from tests.support.mended_shard import BODIES, MendedShard

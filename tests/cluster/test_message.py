@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.codecs import BytesCodec, codec, encode_all
-from raymq.cluster.messages.columns import message_batch, put_batch
-from raymq.cluster.messages.keys import key_properties, key_property, keys_of
-from raymq.cluster.messages.message import (
+from raymq.client.messages.codecs import BytesCodec, codec, encode_all
+from raymq.client.messages.columns import message_batch, put_batch
+from raymq.client.messages.keys import key_properties, key_property, keys_of
+from raymq.client.messages.message import (
     Message,
     encode_properties,
     property_bytes,
 )
-from raymq.cluster.messages.received import ReceivedMessage, received_messages
+from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import offset_message_id
 from raymq.store.records.property_columns import PropertyColumns

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.transport import connection as connection_module
-from raymq.cluster.transport import nearest as nearest_module
-from raymq.cluster.transport import routes as routes_module
+from raymq.client.consume.consumer import Consumer
+from raymq.client.transport import connection as connection_module
+from raymq.client.transport import nearest as nearest_module
+from raymq.client.transport import routes as routes_module
 from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.moving_shard import MovingShard

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from raymq.actors.api.call_arguments import NUMBER_MAX, fetch_request
-from raymq.cluster.consume.async_consumer import AsyncConsumer
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.consume.consumer_config import ConsumerConfig
-from raymq.cluster.consume.range_reader import read_range
-from raymq.cluster.paths import actor_name
-from raymq.cluster.transport import nearest as nearest_module
-from raymq.cluster.transport.locality import is_local
-from raymq.cluster.transport.nearest import NearestReplicas
-from raymq.cluster.transport.routes import Routes
+from raymq.client.consume.async_consumer import AsyncConsumer
+from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.consumer_config import ConsumerConfig
+from raymq.client.consume.range_reader import read_range
+from raymq.client.transport import nearest as nearest_module
+from raymq.client.transport.actor_names import actor_name
+from raymq.client.transport.locality import is_local
+from raymq.client.transport.nearest import NearestReplicas
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest
 from tests.support.damaged_store import FIRST_LOG, flip

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.protocol import flight_messages
-from raymq.cluster.arguments import wait_s
+from raymq.client.arguments import wait_s
+from raymq.client.consume.async_consumer import AsyncConsumer
+from raymq.client.consume.consumer import Consumer
+from raymq.client.messages.codecs import codec
+from raymq.client.messages.message import Message
+from raymq.client.produce.async_producer import AsyncProducer
+from raymq.client.produce.producer import Producer
 from raymq.cluster.cli.put_back import of_line
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.async_consumer import AsyncConsumer
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.messages.codecs import codec
-from raymq.cluster.messages.message import Message
-from raymq.cluster.produce.async_producer import AsyncProducer
-from raymq.cluster.produce.producer import Producer
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.start import connect
 from raymq.store.base.errors import Rejected
@@ -121,7 +121,7 @@ def test_a_topic_may_be_made_with_numbers_of_numpy(
         lambda _, arguments, **__: asked.append(arguments),
     )
     monkeypatch.setattr(
-        "raymq.cluster.add_queues.add_queues", lambda *rest, **_: asked.append(rest[2])
+        "raymq.client.topics.add_queues.add_queues", lambda *rest, **_: asked.append(rest[2])
     )
     handle.create_topic("n", queues=np.int64(3))  # type: ignore[arg-type]
     handle.add_queues("n", np.uint8(4))  # type: ignore[arg-type]

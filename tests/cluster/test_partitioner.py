@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.partitioner import murmur2, murmur2_column, queue_of, queues_of
+from raymq.client.messages.partitioner import murmur2, murmur2_column, queue_of, queues_of
 
 # Source: org.apache.kafka.common.utils.UtilsTest#testMurmur2.
 KAFKA = {

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from raymq.client.transport import actor_names
 from raymq.cluster import cluster_record, paths
 from raymq.cluster.cluster_record import (
     ClusterRecord,
@@ -172,7 +173,7 @@ def test_an_unusable_token_is_refused_with_what_to_do(
 
 def test_actor_names_are_what_every_part_of_raymq_expects() -> None:
     assert (
-        paths.actor_name("orders", 3, 1, "commit_log")
+        actor_names.actor_name("orders", 3, 1, "commit_log")
         == "raymq:orders:shard-3:replica-1:commit_log"
     )
 

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.cluster import forks
-from raymq.cluster.messages.message import Message, Receipt
-from raymq.cluster.messages.partitioner import queue_of
-from raymq.cluster.produce.open_batch import OpenBatch
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.transport.routes import Routes
+from raymq.client import forks
+from raymq.client.messages.message import Message, Receipt
+from raymq.client.messages.partitioner import queue_of
+from raymq.client.produce.open_batch import OpenBatch
+from raymq.client.produce.producer import Producer
+from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, Rejected, StorageFull, Unavailable
 from raymq.store.base.format import TIMER_TOPIC
@@ -366,7 +366,7 @@ def test_a_producer_refuses_to_work_in_a_forked_child(
 def test_each_fork_is_counted_in_the_child() -> None:
     code = (
         "import os\n"
-        "from raymq.cluster import forks\n"
+        "from raymq.client import forks\n"
         "child = os.fork() or os._exit(forks.count)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), forks.count)"
     )
@@ -377,7 +377,7 @@ def test_each_fork_is_counted_in_the_child() -> None:
 def test_a_process_forked_after_a_connection_is_told_how_to_start(backend: FakeBackend) -> None:
     code = """
 import os, sys
-from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.store.base.errors import Rejected
 
 def connect():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from raymq.client.produce.async_producer import AsyncProducer
+from raymq.client.produce.producer import Producer
+from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.produce.async_producer import AsyncProducer
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.produce.producer_config import ProducerConfig
 
 DEFAULTS = {each.name: each.default for each in dataclasses.fields(ProducerConfig)}
 

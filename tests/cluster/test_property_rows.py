@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.cluster.messages.columns import put_batch
-from raymq.cluster.messages.message import SYSTEM_PROPERTIES
-from raymq.cluster.messages.property_rows import encode_rows
+from raymq.client.messages.columns import put_batch
+from raymq.client.messages.message import SYSTEM_PROPERTIES
+from raymq.client.messages.property_rows import encode_rows
 from raymq.store.base.errors import Rejected
 from raymq.store.records.properties import decode, encode
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import ray
 
+from raymq.client.transport.actor_names import actor_name
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
-from raymq.cluster.paths import actor_name
 from raymq.cluster.queue.coordinator_calls import CoordinatorCalls
 from raymq.cluster.queue.queue_client import not_in_this_ray
 from raymq.store.base.errors import Unavailable

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray.util.queue import Empty, Full
 
-from raymq.cluster.produce.queue_sequence import BatchReceipt
+from raymq.client.produce.queue_sequence import BatchReceipt
 from raymq.cluster.queue.assignment_log import Assignment, AssignmentLog, make_topics
 from raymq.cluster.queue.coordinator import QueueCoordinator
 from raymq.cluster.queue.durable_queue import Queue

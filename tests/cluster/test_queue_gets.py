@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from ray.util.queue import Empty
 
-from raymq.cluster.messages import codecs
+from raymq.client.messages import codecs
 from raymq.cluster.queue.coordinator import QueueCoordinator
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected

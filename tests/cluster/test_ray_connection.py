@@ -18,6 +18,7 @@ import ray.exceptions
 import raymq
 from raymq.actors.api.fetches import pack_request
 from raymq.actors.api.shard_api import put_request
+from raymq.actors.protocol import ray_calls
 from raymq.actors.protocol.ray_calls import (
     INLINE_BYTES,
     pack_acks,
@@ -28,24 +29,24 @@ from raymq.actors.protocol.ray_calls import (
 from raymq.actors.ray import ray_methods
 from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
 from raymq.actors.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
-from raymq.cluster import cluster as cluster_module
-from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.deploy import ray_client
-from raymq.cluster.produce import batch_sender as batch_sender_module
-from raymq.cluster.produce import send_window
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport import connection as connection_module
-from raymq.cluster.transport import routes as routes_module
-from raymq.cluster.transport.connection import open_connection
-from raymq.cluster.transport.ray_connection import (
+from raymq.client.consume.consumer import Consumer
+from raymq.client.produce import batch_sender as batch_sender_module
+from raymq.client.produce import send_window
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport import connection as connection_module
+from raymq.client.transport import routes as routes_module
+from raymq.client.transport.connection import open_connection
+from raymq.client.transport.ray_connection import (
     CALLS_MAX,
     RayFetchStream,
     RayPutStream,
     RayShardConnection,
     translate,
 )
-from raymq.cluster.transport.routes import Routes
+from raymq.client.transport.routes import Routes
+from raymq.cluster import cluster as cluster_module
+from raymq.cluster.cluster import Cluster
+from raymq.cluster.deploy import ray_client
 from raymq.store.base.errors import (
     DeliveryUnknown,
     OffsetOutOfRange,
@@ -643,7 +644,7 @@ def test_many_long_polls_wait_shortly_so_that_all_get_a_thread(backend: FakeBack
     methods.read(CLUSTER_ID, {**READ, "wait_ms": 60_000})
     methods._reading = ray_methods.CROWD
     methods.read(CLUSTER_ID, {**READ, "wait_ms": 60_000})
-    longest, shortest = ray_methods.READ_WAIT_MS_MAX, ray_methods.CROWDED_WAIT_MS
+    longest, shortest = ray_calls.READ_WAIT_MS_MAX, ray_methods.CROWDED_WAIT_MS
     assert waits == [longest, longest, shortest]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from raymq.actors.replica import open_replica
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.cluster.transport.flight_client import ReplicaCalls, ShardConnection
+from raymq.client.transport.flight_client import ReplicaCalls, ShardConnection
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.replication.wire import (
     AppendEntries,

@@ -9,17 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.client.messages.delivery_times import EARLIEST_MS
+from raymq.client.messages.message import Message
+from raymq.client.messages.queue_split import numbered, start_of
+from raymq.client.messages.row_numbers import renumbered
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.messages.write_columns import SinkTopic, by_queue
+from raymq.client.produce.producer import Producer
+from raymq.client.staged.staged_writer import StagedWriter
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.messages.delivery_times import EARLIEST_MS
-from raymq.cluster.messages.message import Message
-from raymq.cluster.messages.queue_split import numbered, start_of
-from raymq.cluster.messages.row_numbers import renumbered
-from raymq.cluster.messages.topic_values import TopicValues
-from raymq.cluster.messages.write_columns import SinkTopic, by_queue
-from raymq.cluster.produce.producer import Producer
 from raymq.cluster.ray_data.topic_sink import TopicSink
 from raymq.cluster.ray_data.topic_source import read_topic
-from raymq.cluster.staged.staged_writer import StagedWriter
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import STAGED_TOPIC
 from tests.cluster.test_queue_coordinator import QueueCluster

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.cluster.consume.async_consumer import AsyncConsumer
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.messages.message import Message
-from raymq.cluster.produce.async_producer import AsyncProducer
-from raymq.cluster.produce.producer import Producer
+from raymq.client.consume.async_consumer import AsyncConsumer
+from raymq.client.consume.consumer import Consumer
+from raymq.client.messages.message import Message
+from raymq.client.produce.async_producer import AsyncProducer
+from raymq.client.produce.producer import Producer
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.format import PROPERTIES_MAX_BYTES
 from tests.support.fake_backend import FakeBackend, FakeCluster

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.produce.producer_config import ProducerConfig
-from raymq.cluster.produce.queue_sequence import BatchReceipt, QueueSequence
-from raymq.cluster.produce.send_future import BatchFuture
-from raymq.cluster.produce.send_window import (
+from raymq.client.produce.producer_config import ProducerConfig
+from raymq.client.produce.queue_sequence import BatchReceipt, QueueSequence
+from raymq.client.produce.send_future import BatchFuture
+from raymq.client.produce.send_window import (
     STORAGE_FULL_MS,
     Complete,
     Effects,
@@ -22,7 +22,7 @@ from raymq.cluster.produce.send_window import (
     SendWindow,
     WarnResend,
 )
-from raymq.cluster.transport.ask import SILENT_MS
+from raymq.client.transport.ask import SILENT_MS
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,

@@ -9,16 +9,16 @@ from contextlib import closing
 
 import pytest
 
-from raymq.cluster import client_thread
+from raymq.client import client_thread
+from raymq.client.client_thread import ClientThread
+from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.range_reader import RangeReader
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport import connection as connection_module
+from raymq.client.transport import routes as routes_module
+from raymq.client.transport.routes import Routes
 from raymq.cluster import cluster as cluster_module
-from raymq.cluster.client_thread import ClientThread
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.consume.range_reader import RangeReader
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport import connection as connection_module
-from raymq.cluster.transport import routes as routes_module
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.batches import batch

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.keys import key_properties
-from raymq.cluster.staged import staged_writer
-from raymq.cluster.staged.committer import Committer
-from raymq.cluster.staged.staged_writer import StagedWriter
-from raymq.cluster.staged.write_commit import StagedRows
-from raymq.cluster.transport.routes import Routes
+from raymq.client.messages.keys import key_properties
+from raymq.client.staged import staged_writer
+from raymq.client.staged.committer import Committer
+from raymq.client.staged.staged_writer import StagedWriter
+from raymq.client.staged.write_commit import StagedRows
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.records.record import PUT_SCHEMA
 from tests.support.served_shard import ServedShard

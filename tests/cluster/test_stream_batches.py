@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.staged import committer as committer_module
-from raymq.cluster.staged.committer import Committer
-from raymq.cluster.staged.write_commit import (
+from raymq.client.staged import committer as committer_module
+from raymq.client.staged.committer import Committer
+from raymq.client.staged.write_commit import (
     CommitEffect,
     CommitEvent,
     Decide,
@@ -24,7 +24,7 @@ from raymq.cluster.staged.write_commit import (
     WriteCommit,
     WriteDecision,
 )
-from raymq.cluster.transport.routes import Routes
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import STAGED_TOPIC
 from raymq.store.services import stream_batches

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.protocol import tls
+from raymq.client.produce.producer import Producer
+from raymq.client.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
-from raymq.cluster.produce.producer import Producer
 from raymq.cluster.start import connect, start, stop
-from raymq.cluster.transport import tls
-from raymq.cluster.transport.flight_client import ReplicaTransport, ShardConnection
 from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files

@@ -13,13 +13,13 @@ import pytest
 from ray.data._internal.execution.interfaces import TaskContext
 from ray.data.datasource.datasink import WriteResult
 
+from raymq.client.consume.queue_ranges import QueueRange
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.cluster.cli.main import main
 from raymq.cluster.cli.put_back import of_line
-from raymq.cluster.consume.queue_ranges import QueueRange
-from raymq.cluster.messages.topic_values import TopicValues
-from raymq.cluster.produce.batch_sender import BatchSender
 from raymq.cluster.ray_data.topic_source import TopicSource, values_of
-from raymq.cluster.transport.routes import Routes
 from raymq.data import TopicSink
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.state.topic_schema import SCHEMA as SCHEMA_NAME

@@ -13,7 +13,7 @@ import pytest
 from ray.data._internal.execution.interfaces import TaskContext
 from ray.data.datasource.datasink import WriteResult
 
-from raymq.cluster.messages.partitioner import queue_of
+from raymq.client.messages.partitioner import queue_of
 from raymq.cluster.ray_data.sink_columns import COLUMNS
 from raymq.data import TopicSink
 from raymq.store.base.errors import Rejected

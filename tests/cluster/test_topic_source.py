@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.client.consume.queue_ranges import QueueRange
 from raymq.cluster.ray_data import micro_batches, topic_source
 from raymq.cluster.ray_data.topic_source import SCHEMA, TopicSource
 from raymq.errors import OffsetOutOfRange, Rejected

@@ -18,7 +18,7 @@ from raymq.actors.replica import open_replica
 from raymq.actors.supervise import callable_peers
 from raymq.actors.supervise.callable_peers import CallablePeers
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.cluster.transport.flight_client import ReplicaCalls, ReplicaTransport, ShardConnection
+from raymq.client.transport.flight_client import ReplicaCalls, ReplicaTransport, ShardConnection
 from raymq.cluster.transport.flight_server import serve
 from raymq.replication.election import ElectionLimits, FollowerHeard
 from raymq.replication.wire import ReplicaProcess

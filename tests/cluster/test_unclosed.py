@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from raymq.client.consume.async_consumer import AsyncConsumer
+from raymq.client.consume.consumer import Consumer
+from raymq.client.produce.async_producer import AsyncProducer
+from raymq.client.produce.producer import Producer
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.async_consumer import AsyncConsumer
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.produce.async_producer import AsyncProducer
-from raymq.cluster.produce.producer import Producer
 from raymq.store.base.errors import Rejected
 from tests.support.cluster_program import run_program
 from tests.support.fake_backend import FakeCluster
@@ -167,7 +167,7 @@ def test_a_client_that_holds_nothing_does_not_warn(cluster: FakeCluster) -> None
 
 def run_to_its_end(fake: FakeCluster, program: str, *, flush_s: float = 30.0) -> tuple[int, str]:
     """Run a program that waits so long for receipts at its end. Returns: its exit code and stderr."""
-    head = f"from raymq.cluster import unclosed; unclosed.EXIT_FLUSH_S = {flush_s}\n"
+    head = f"from raymq.client import unclosed; unclosed.EXIT_FLUSH_S = {flush_s}\n"
     return run_program(fake, head + textwrap.dedent(program))
 
 

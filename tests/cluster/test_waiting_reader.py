@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.produce import read_turn
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.produce.read_turn import ReadTurn
-from raymq.cluster.transport.flight_client import FlightPutStream
-from raymq.cluster.transport.routes import Routes
+from raymq.client.produce import read_turn
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.produce.read_turn import ReadTurn
+from raymq.client.transport.flight_client import FlightPutStream
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, Rejected
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster

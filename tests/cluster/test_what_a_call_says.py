@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.leader import put_acks
-from raymq.cluster.produce import async_producer, send_window
-from raymq.cluster.produce import producer as producer_module
+from raymq.client.produce import async_producer, send_window
+from raymq.client.produce import producer as producer_module
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.base.running_flags import DISK_FULL
 from tests.support.confirming import confirm_only
@@ -307,7 +307,7 @@ def test_a_topic_is_durable_when_it_is_created_also_the_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The answer that it waits for does not come.
-    monkeypatch.setattr("raymq.cluster.new_topic.CREATE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("raymq.client.topics.new_topic.CREATE_TIMEOUT_S", 1.0)
     with ServedShard(tmp_path / "store", HASTY) as shard:
         for _ in range(2):
             with pytest.raises(DeliveryUnknown) as unknown:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from raymq.cluster.staged.write_commit import (
+from raymq.client.staged.write_commit import (
     CommitEffect,
     CommitEvent,
     Decide,

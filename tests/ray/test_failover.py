@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.ray.replica_files import read_last_end
-from raymq.cluster.staged.committer import Committer
-from raymq.cluster.staged.staged_writer import StagedWriter
-from raymq.cluster.transport.routes import Routes
+from raymq.client.staged.committer import Committer
+from raymq.client.staged.staged_writer import StagedWriter
+from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.records.record import PUT_SCHEMA
 from tests.support import tier

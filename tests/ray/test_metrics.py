@@ -29,11 +29,11 @@ import contextlib, json, os, signal, sys, threading
 import ray
 import raymq
 from raymq.actors.ray.replica_files import read_endpoint
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.deploy.owned_ray import free_ports
-from raymq.cluster.transport.routes import Routes
+from raymq.client.transport.routes import Routes
 from raymq.cluster.start import stop
 from raymq.store.records.small_batch import SmallBatch
 

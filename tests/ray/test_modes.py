@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import raymq
-from raymq.cluster.consume.range_reader import read_range
+from raymq.client.consume.range_reader import read_range
+from raymq.client.messages.columns import message_batch
 from raymq.cluster.deploy import owned_ray, ray_host
-from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import raymq
+from raymq.client.transport.actor_names import actor_name
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.deploy.ray_host import RayTarget, session
-from raymq.cluster.paths import ClusterPaths, actor_name
-from raymq.cluster.transport.flight_client import ShardConnection
+from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.errors import Rejected, Unavailable
 from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.waiting import until

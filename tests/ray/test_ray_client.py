@@ -21,13 +21,13 @@ import pyarrow as pa
 import pytest
 
 import raymq
-from raymq.cluster.consume.range_reader import read_range
+from raymq.client.consume.range_reader import read_range
+from raymq.client.messages.columns import message_batch
+from raymq.client.messages.received import ReceivedMessage
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy import owned_ray, ray_host
-from raymq.cluster.messages.columns import message_batch
-from raymq.cluster.messages.received import ReceivedMessage
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, from_wire
 from raymq.store.base.files import Files
@@ -43,8 +43,8 @@ LONG_POLLS = 16
 OUTSIDE = """
 import contextlib, json, os, signal, sys
 import ray, raymq
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import RayMQError, from_wire
 from tests.support.batches import batch
 
@@ -97,8 +97,8 @@ ENDLESS = """
 import contextlib
 import sys
 import ray, raymq
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from tests.ray.test_ray_client import large
 
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.cluster.transport.tls import url_of
+from raymq.actors.protocol.tls import url_of
 from tests.support.certificates import make_node_certificates
 from tests.support.leader_kills import leader_killed
 from tests.support.programs import ROOT

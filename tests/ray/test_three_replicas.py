@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 
 import raymq
-from raymq.cluster.consume.consumer_config import ReadFrom
-from raymq.cluster.consume.range_reader import read_range
+from raymq.client.consume.consumer_config import ReadFrom
+from raymq.client.consume.range_reader import read_range
+from raymq.client.messages.columns import message_batch
+from raymq.client.produce.batch_sender import BatchSender
+from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy import process_tree, ray_host
-from raymq.cluster.messages.columns import message_batch
-from raymq.cluster.produce.batch_sender import BatchSender
-from raymq.cluster.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
 from raymq.store.base.files import Files

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from raymq.cluster.consume.queue_ranges import QueueRange, split_by_lag, split_ranges
+from raymq.client.consume.queue_ranges import QueueRange, split_by_lag, split_ranges
 from raymq.spark.offsets import (
     EARLIEST,
     LATEST,

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages.partitioner import queue_of
-from raymq.cluster.messages.queue_split import TURN_ROWS, numbered, split
-from raymq.cluster.messages.topic_values import TopicValues
+from raymq.client.messages.partitioner import queue_of
+from raymq.client.messages.queue_split import TURN_ROWS, numbered, split
+from raymq.client.messages.topic_values import TopicValues
 from raymq.store.base.errors import Rejected
 
 BYTES = TopicValues("t")

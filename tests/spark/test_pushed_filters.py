@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.consume.queue_ranges import QueueRange
+from raymq.client.consume.queue_ranges import QueueRange
 from raymq.spark.pushed_filters import PushedFilters, with_tags
 
 RANGES = [

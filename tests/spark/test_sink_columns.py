@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.cluster.messages import queue_split
-from raymq.cluster.messages.topic_values import TopicValues
+from raymq.client.messages import queue_split
+from raymq.client.messages.topic_values import TopicValues
 from raymq.spark.sink_columns import (
     COLUMNS,
     SinkTopic,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from raymq.client.consume.queue_ranges import QueueRange, read_queue_range
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.consume.queue_ranges import QueueRange, read_queue_range
 from raymq.spark import queue_lookup
 from raymq.spark.batch_plan import plan_batch
 from raymq.spark.offsets import Offsets, TopicQueue, report_loss

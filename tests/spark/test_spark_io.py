@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import raymq
+from raymq.client.messages.json_rows import decode_rows, encode_rows
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
-from raymq.cluster.messages.json_rows import decode_rows, encode_rows
 from raymq.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.spark import (
     from_value,

@@ -381,7 +381,7 @@ def test_a_boot_without_an_id_is_not_guessed(monkeypatch, tmp_path, content):
 
 def used_failpoints():
     names = []
-    for part in ("store", "replication", "actors", "cluster", "spark"):
+    for part in ("store", "replication", "actors", "client", "cluster", "spark"):
         for path in sorted((ROOT / part).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if (

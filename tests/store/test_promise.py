@@ -137,7 +137,7 @@ def sources(*folders: str) -> Iterator[tuple[str, str]]:
 
 
 def test_the_ack_modes_are_declared_once() -> None:
-    folders = ("store", "replication", "actors", "cluster", "spark")
+    folders = ("store", "replication", "actors", "client", "cluster", "spark")
     found = [
         path
         for path, text in sources(*folders)
@@ -164,7 +164,7 @@ def test_no_caller_counts_replicas() -> None:
 
     found = [
         path
-        for path, text in sources("store", "replication", "actors", "cluster", "spark")
+        for path, text in sources("store", "replication", "actors", "client", "cluster", "spark")
         if counts_replicas(text)
     ]
     assert found == ["cluster/cli/status_text.py", "cluster/cluster_record.py"]

@@ -292,7 +292,7 @@ def test_nothing_answers_the_statuses_whose_situation_does_not_exist_here() -> N
     tables = {"store/base/status.py", "store/put/put_errors.py"}
     used = {
         node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "value", ""))
-        for part in ("store", "replication", "actors", "cluster")
+        for part in ("store", "replication", "actors", "client", "cluster")
         for path in (ROOT / part).rglob("*.py")
         if path.relative_to(ROOT).as_posix() not in tables
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

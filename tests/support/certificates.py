@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from raymq.cluster.transport import tls
+from raymq.actors.protocol import tls
 
 #: `openssl x509` knows no end in the past
 _CA_RULES = """[ca]

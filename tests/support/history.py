@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
 import raymq
-from raymq.cluster.consume.consumer import Consumer
-from raymq.cluster.consume.consumer_config import ReadFrom
-from raymq.cluster.produce.producer import Producer
-from raymq.cluster.produce.send_future import SendFuture
+from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.consumer_config import ReadFrom
+from raymq.client.produce.producer import Producer
+from raymq.client.produce.send_future import SendFuture
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.config.promise import Acks
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from raymq.actors.protocol import flight_messages
-from raymq.cluster.messages.codecs import codec
+from raymq.client.messages.codecs import codec
 from raymq.store.base.errors import Rejected
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.put_hooks import PutHook

@@ -18,11 +18,11 @@ from typing import Any
 
 import raymq
 from raymq.actors.ray.replica_files import read_endpoint
-from raymq.cluster.consume.range_reader import read_range
+from raymq.client.consume.range_reader import read_range
+from raymq.client.messages.columns import message_batch
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.deploy import owned_ray, ray_host
-from raymq.cluster.messages.columns import message_batch
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.transport.flight_client import ShardConnection
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.base.files import Files

@@ -1,0 +1,295 @@
+"""The consumer for asyncio: the methods of `Consumer`, awaited. It never blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sized
+from typing import TypeVar
+
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from raymq.client.arguments import takes_options_of, wait_s
+from raymq.client.event_wait import set_within
+from raymq.client.messages.received import ReceivedMessage
+from raymq.client.unclosed import OpenClient
+from raymq.cluster.cluster import Cluster
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+
+from .consumer import Consumer
+from .consumer_config import ConsumerConfig, ConsumerOptions
+
+_Found = TypeVar("_Found", bound=Sized)
+
+#: interval at which a wait checks whether a shard has been unreachable for too long
+RECHECK_S = 1.0
+
+
+class AsyncConsumer(OpenClient):
+    """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
+
+    It opens with `async with`, or with its first call. One thread per shard reads ahead. A call only takes messages
+    that are fetched already, so a cancelled `poll` loses no message and moves no position. One task at a time may use
+    it. It does not pickle or survive a fork.
+
+    Example:
+        ```python
+        import asyncio
+
+        import raymq
+
+        async def main() -> None:
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                async with cluster.async_consumer("orders", start="earliest") as consumer:
+                    for message in await consumer.poll(max_records=100, timeout=0.2):
+                        print(message.queue_id, message.offset, message.body)
+
+        asyncio.run(main())
+        ```
+
+    Args:
+        cluster: the cluster to read from.
+        topic: an existing topic.
+        group: the name under which `commit` stores offsets; None (default) means that nothing can be committed.
+        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
+            {queue_id: offset}. None (default) is refused if some queue has no committed offset.
+        queues: the queue ids to read; None (default) reads all, also those that the topic gets later: from their first
+            message, at most 30 s later. A group that was away begins those at their first message, too.
+        fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
+        fetch_records: messages per fetch (default 10,000).
+        unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
+            (default 30,000).
+        read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a replica on this machine,
+            of these rather from a follower, else from any follower, else from the leader. A follower knows up to 0.2 s
+            later what is confirmed. It is left when it lags by more than a second.
+        clock: the source of time, for tests.
+
+    Guarantees:
+        Those of `raymq.Consumer`.
+
+    Raises:
+        Rejected: an unknown topic or queue, a bad option, or `start` is missing; raised when the consumer opens.
+        OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
+        Corrupt: a stored message is damaged. `seek` after it to continue.
+        Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
+    """
+
+    made_as = ("consumer", "async_consumer")
+
+    @takes_options_of(ConsumerConfig)
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        *,
+        clock: Clock | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        """Note the options. The cluster is first asked by `open`."""
+        self.topic = topic
+        self.group = ConsumerConfig(**options).group
+        self._cluster = cluster
+        self._clock = clock
+        self._options = options
+        #: the event loop of the first call
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[Consumer] | None = None
+        self._consumer: Consumer | None = None
+        #: the same, also when the loop ended while it was made
+        self._made: Consumer | None = None
+        #: set after a fetch, a failure or the end, and when a wait is over
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Find the first offset of each queue and start to read ahead. Later calls do nothing.
+
+        Raises: Rejected for an unknown topic or queue, or when `start` is missing.
+        """
+        await self._open()
+
+    async def _open(self) -> Consumer:
+        if self._closed:
+            raise Rejected("the consumer is closed", field="consumer", limit="open")
+        if self._is_elsewhere():
+            raise Rejected(
+                "this consumer is used in another event loop; make one in each, and close this one",
+                field="loop",
+                limit="one event loop",
+            )
+
+        self._loop = asyncio.get_running_loop()
+        if self._consumer is not None:
+            return self._consumer
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._make())
+        try:
+            # A cancelled caller does not cancel the opening: the next call uses it.
+            return await asyncio.shield(self._opening)
+        except BaseException:
+            if self._opening is not None and self._opening.done():
+                self._opening = None
+            raise
+
+    def _is_elsewhere(self) -> bool:
+        """Whether another event loop used it first."""
+        return self._loop not in (None, asyncio.get_running_loop())
+
+    async def _make(self) -> Consumer:
+        consumer = await asyncio.to_thread(self._make_in_thread)
+        consumer.name = type(self).__name__
+        loop, changed = asyncio.get_running_loop(), self._changed
+
+        def notify() -> None:
+            # A closed loop has no waiting task.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(changed.set)
+
+        consumer.on_change(notify)
+        self._consumer = consumer
+        return consumer
+
+    def _make_in_thread(self) -> Consumer:
+        made = self._made = Consumer(self._cluster, self.topic, clock=self._clock, **self._options)
+        if self._closed:
+            # The loop that waited for it has ended.
+            made.close()
+        return made
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def poll(
+        self, max_records: int = 500, timeout: float | None = 1.0
+    ) -> list[ReceivedMessage]:
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none; None: without limit.
+
+        Raises: as `Consumer.poll`.
+        """
+        consumer = await self._open()
+        return await self._wait(lambda: consumer.poll(max_records, 0), timeout)
+
+    async def poll_batch(
+        self, max_records: int = 10_000, timeout: float | None = 1.0
+    ) -> pa.RecordBatch:
+        """Like `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
+        consumer = await self._open()
+        return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
+
+    async def _wait(self, poll: Callable[[], _Found], timeout: float | None) -> _Found:
+        """The result of `poll`, once it is not empty or the time is up."""
+        loop = asyncio.get_running_loop()
+        limit_s = wait_s(timeout)
+        deadline_s = loop.time() + (math.inf if limit_s is None else limit_s)
+        while True:
+            self._changed.clear()
+            found = poll()
+            left = deadline_s - loop.time()
+            if len(found) or left <= 0:
+                return found
+            await set_within(self._changed, min(left, RECHECK_S))
+
+    async def batches(self, max_records: int = 500) -> AsyncIterator[list[ReceivedMessage]]:
+        """`async for messages in consumer.batches()`: `poll(max_records)` without an end, without the empty ones.
+
+        Raises: as `poll`.
+        """
+        while True:
+            messages = await self.poll(max_records, timeout=5.0)
+            if messages:
+                yield messages
+
+    def __aiter__(self) -> AsyncConsumer:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        """Iterate over messages without an end. `position` and `commit` follow the messages returned so far."""
+        consumer = await self._open()
+        while True:
+            self._changed.clear()
+            message = consumer.next_message(0)
+            if message is not None:
+                return message
+            await set_within(self._changed, RECHECK_S)
+
+    # --- positions --------------------------------------------------------------------------------
+
+    def position(self, queue_id: int) -> int:
+        """The offset of the next message of a queue. Raises: Rejected before the consumer is open."""
+        return self._opened().position(queue_id)
+
+    def positions(self) -> dict[int, int]:
+        """queue_id -> offset of the next message. Raises: Rejected before the consumer is open."""
+        return self._opened().positions()
+
+    def _opened(self) -> Consumer:
+        if self._consumer is None:
+            raise Rejected(
+                "the consumer is not open yet: use `async with`, or await open()",
+                field="consumer",
+                limit="open",
+            )
+        return self._consumer
+
+    async def seek(self, queue_id: int, offset: int | str) -> None:
+        """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
+        consumer = await self._open()
+        await asyncio.to_thread(consumer.seek, queue_id, offset)
+
+    async def commit(self, offsets: Mapping[int, int] | None = None) -> None:
+        """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
+
+        Cancelling the wait does not cancel the commit. Durable: as an acknowledged message.
+        Raises: as `Consumer.commit`.
+        """
+        consumer = await self._open()
+        # Messages that are returned during the call are not committed.
+        wanted = consumer.positions() if offsets is None else dict(offsets)
+        await asyncio.to_thread(consumer.commit, wanted)
+
+    async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
+        """Send a message that could not be processed back, as `Consumer.send_back` does.
+
+        Cancelling the wait does not cancel the call.
+        """
+        consumer = await self._open()
+        return await asyncio.to_thread(consumer.send_back, message, delay_level=delay_level)
+
+    async def committed(self) -> dict[int, int]:
+        """queue_id -> committed offset of the group. Queues without one are missing."""
+        consumer = await self._open()
+        return await asyncio.to_thread(consumer.committed)
+
+    # --- end --------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it, too.
+
+        Any event loop may call it.
+        """
+        self._closed = True
+        if self._is_elsewhere():
+            # The tasks of the other loop may never end: it may be closed.
+            if self._made is not None:
+                await asyncio.to_thread(self._made.close)
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        if self._consumer is not None:
+            await asyncio.to_thread(self._consumer.close)
+
+    async def __aenter__(self) -> AsyncConsumer:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

@@ -1,0 +1,655 @@
+"""The consumer of one topic: reads queues in order, from given or committed offsets."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from raymq.client import forks
+from raymq.client.arguments import (
+    check_choice,
+    check_number,
+    check_offsets,
+    plain_int,
+    takes_options_of,
+    wait_s,
+)
+from raymq.client.messages.columns import message_batch, value_batch, value_schema
+from raymq.client.messages.message import queue_offsets
+from raymq.client.messages.received import ReceivedMessage, received_messages
+from raymq.client.transport.routes import Routes
+from raymq.client.unclosed import OpenClient, warn_unclosed
+from raymq.cluster.cluster import Cluster
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.format import check_group_name
+from raymq.store.services.retry import dlq_topic, retry_topic
+
+from .consumer_config import ConsumerConfig, ConsumerOptions, Start
+from .shard_reader import FetchedRecords, ReadState, ShardReader
+
+_START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
+
+
+class Consumer(OpenClient):
+    """Reads a topic, all queues or some, in offset order per queue. `Cluster.consumer` makes one.
+
+    Each queue is read from the group's committed offset, else from `start`. One thread per shard reads ahead, at most
+    one fetch. `poll` and iteration return messages, `poll_batch` Arrow columns. Offsets are committed only by
+    `commit`. One thread may use a consumer at a time. It does not pickle or survive a fork: pickle the Cluster
+    instead. Close it, or use it as a context manager.
+
+    Example:
+        ```python
+        import raymq
+
+        with raymq.connect() as cluster:
+            cluster.create_topic("orders", queues=4)
+            with cluster.consumer("orders", group="billing", start="earliest") as consumer:
+                for message in consumer.poll(max_records=100, timeout=0.2):
+                    print(message.queue_id, message.offset, message.body)
+                consumer.commit()
+        ```
+
+    Args:
+        cluster: the cluster to read from.
+        topic: an existing topic.
+        group: the name under which `commit` stores offsets, at most 248 characters; None (default) means that nothing
+            can be committed. Consumers of one group do not share queues among themselves: give each its own `queues`.
+        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
+            {queue_id: offset}. None (default) is refused if some queue has no committed offset.
+        queues: the queue ids to read; None (default) reads all, also those that the topic gets later: from their first
+            message, at most 30 s later. A group that was away begins those at their first message, too.
+        fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
+        fetch_records: messages per fetch (default 10,000).
+        unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
+            (default 30,000).
+        read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a replica on this machine,
+            of these rather from a follower, else from any follower, else from the leader. A follower knows up to 0.2 s
+            later what is confirmed. It is left when it lags by more than a second.
+        clock: the source of time, for tests.
+
+    Guarantees:
+        Every message that is returned was compared with its CRC. Messages of one queue come in offset order without
+        gaps, except in a compacted topic. An offset that a queue does not hold raises OffsetOutOfRange until `seek`: a
+        consumer never jumps.
+
+    Raises:
+        Rejected: an unknown topic or queue, a bad option, or `start` is missing.
+        OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
+        Corrupt: a stored message is damaged. `seek` after it to continue.
+        Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
+    """
+
+    made_as = ("consumer", "consumer")
+
+    @takes_options_of(ConsumerConfig)
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        *,
+        clock: Clock | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        """Find the first offset of each queue and start to read ahead."""
+        config = ConsumerConfig(**options)
+        config.check_values()
+        if config.group is not None:
+            check_group_name(config.group)
+
+        self.topic = topic
+        self.group = config.group
+        #: how warnings call this consumer
+        self.name = type(self).__name__
+        self._unavailable_timeout_ms = config.unavailable_timeout_ms
+        self._clock = clock or Clock()
+        self._forks = forks.count
+        self._cluster = cluster
+        #: the shards on which the group's topics for `send_back` have queues
+        self._retry_shards: set[int] = set()
+
+        self._routes = Routes.of(cluster)
+        self._route = self._routes.topic(topic)
+        #: the columns of `poll_batch` stay as they are
+        self._values = self._route.values
+        wanted = list(range(self._route.queues) if config.queues is None else config.queues)
+        if not wanted:
+            raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
+
+        shards = sorted({self._route.shard_of(queue_id) for queue_id in wanted})
+        # The wire takes no other integers, such as numpy's.
+        wanted = list(map(int, wanted))
+
+        self._state = ReadState(
+            topic, config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms
+        )
+        #: queue_id -> offset of the next message that `poll` returns
+        self._positions = self._begin(wanted, shards, config.start)
+        self._state.fetch_from = dict(self._positions)
+        if config.queues is None:
+            self._state.look_for_queues = partial(self._routes.look_for_queues, self._weakly())
+        #: messages of `_iterating_fetched` that iteration has not returned yet, in order
+        self._iterating: deque[ReceivedMessage] = deque()
+        self._iterating_fetched: FetchedRecords
+
+        self._read_from = config.read_from
+        self._readers = {
+            shard: self._reader(shard, [each for each in wanted if self._is_on(each, shard)])
+            for shard in shards
+        }
+
+    def _reader(self, shard: int, queues: list[int]) -> ShardReader:
+        """Begin to read queues of one shard."""
+        return ShardReader(
+            self._routes, shard, queues, self._state, self._clock, read_from=self._read_from
+        )
+
+    def _is_on(self, queue_id: int, shard: int) -> bool:
+        return self._route.shard_of(queue_id) == shard
+
+    # --- where to begin ---------------------------------------------------------------------------
+
+    def _begin(self, queues: list[int], shards: list[int], start: Start) -> dict[int, int]:
+        has_more = self._route.queues > self._route.first_queues
+        asked = sorted(set(self._route.shards)) if has_more else shards
+        committed = self._committed(asked) if self.group is not None else {}
+        found = {queue_id: committed[queue_id] for queue_id in queues if queue_id in committed}
+        if committed:
+            # The group, if not this consumer of it, has read the topic before it got these queues.
+            added = [each for each in queues if each >= self._route.first_queues]
+            found = self._first_offsets(added) | found
+        missing = [queue_id for queue_id in queues if queue_id not in found]
+        if not missing:
+            return found
+
+        if start in ("earliest", "latest"):
+            ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
+            side = 0 if start == "earliest" else 1
+            return found | {queue_id: ranges[queue_id][side] for queue_id in missing}
+        self._state.chosen.update(missing)
+        start = plain_int(start)
+        if isinstance(start, int):
+            check_offsets(dict.fromkeys(missing, start))
+            return found | dict.fromkeys(missing, start)
+        if isinstance(start, Mapping) and all(queue_id in start for queue_id in missing):
+            check_offsets({queue_id: start[queue_id] for queue_id in missing})
+            return found | {queue_id: int(start[queue_id]) for queue_id in missing}
+
+        if isinstance(start, Mapping):
+            texts = [each for each in start if not isinstance(each, Integral)]
+            fault = f"names the queues {sorted(start, key=str)}, and lacks some of {missing}"
+            if texts:
+                fault = (
+                    f"has the key {texts[0]!r}, a {type(texts[0]).__name__}; queue ids are numbers"
+                )
+            raise Rejected(
+                f"start {fault}: give {{queue_id: offset}} with each of {missing}, or 'earliest' or 'latest'",
+                field="start",
+                limit=_START_HELP,
+            )
+        why = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
+        raise Rejected(
+            f"{why} for the queues {missing} of {self.topic}, and start is {start!r}: use {_START_HELP}",
+            field="start",
+            limit=_START_HELP,
+        )
+
+    def _ranges(self, shards: list[int]) -> dict[int, tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        for shard in shards:
+            answer = self._routes.call(shard, "queue_ranges", {"topic": self.topic})
+            found.update({int(queue_id): (low, high) for queue_id, (low, high) in answer.items()})
+        return found
+
+    def _first_offsets(self, queues: list[int]) -> dict[int, int]:
+        """queue_id -> offset of the first message of each of these queues."""
+        if not queues:
+            return {}
+        ranges = self._ranges(sorted(set(map(self._route.shard_of, queues))))
+        return {queue_id: ranges[queue_id][0] for queue_id in queues}
+
+    def _weakly(self) -> Callable[[], None]:
+        """A call of `_read_added` that does not keep this consumer alive: readers run until it is collected."""
+        weak = weakref.WeakMethod(self._read_added)
+
+        def call() -> None:
+            read_added = weak()
+            if read_added is not None:
+                read_added()
+
+        return call
+
+    def _read_added(self) -> None:
+        """Read the queues that were added to the topic, from their first message or where the group was.
+
+        Callers: a thread of the routes. Raises: RayMQError; it is called again.
+        """
+        route = self._routes.cached_topic(self.topic)
+        if route is None or route.queues == self._route.queues or forks.count != self._forks:
+            return
+        added = list(range(self._route.queues, route.queues))
+        shards = sorted({route.shard_of(queue_id) for queue_id in added})
+        committed = self._committed(shards) if self.group is not None else {}
+        begins = {queue_id: committed.get(queue_id, 0) for queue_id in added}
+
+        state = self._state
+        with state.changed:
+            if state.closed or route.queues == self._route.queues:
+                return
+            # In place: the thread that polls writes other positions without the lock.
+            self._positions.update(begins)
+            state.fetch_from.update(begins)
+            readers = dict(self._readers)
+            for shard in shards:
+                queues = [queue_id for queue_id in added if route.shard_of(queue_id) == shard]
+                if shard in readers:
+                    readers[shard].queues += queues
+                    readers[shard].restart()
+                else:
+                    readers[shard] = self._reader(shard, queues)
+            self._readers, self._route = readers, route
+            state.notify()
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[ReceivedMessage]:
+        """Return up to `max_records` messages. Wait up to `timeout` seconds while there are none; None: without limit.
+
+        Raises:
+            OffsetOutOfRange: a queue does not hold the offset to read.
+            Corrupt: a stored message is damaged.
+            Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
+            Rejected: the shard refuses to serve reads.
+        """
+        found: list[ReceivedMessage] = []
+        taken: list[FetchedRecords] = []
+        try:
+            fetched = self._next(taken, max_records, timeout)
+            while fetched is not None:
+                found += received_messages(fetched.shard, fetched.records)
+                left = max_records - len(found)
+                fetched = self._next(taken, left, 0.0, ready_only=True) if left > 0 else None
+            return found
+        except BaseException:
+            # Ctrl-C: the caller gets none of them.
+            self._return_to_unread(taken)
+            raise
+
+    def poll_batch(self, max_records: int = 10_000, timeout: float | None = 1.0) -> pa.RecordBatch:
+        """Like `poll`, but returns Arrow columns of one queue.
+
+        The columns are topic, shard, queue_id, offset, times, key, tag, body and properties. If the topic had a schema
+        when the consumer was made, its columns take the place of body. The batch is empty after the timeout. `body` is
+        null for a null value. `properties` are encoded. `raymq.store.decode_properties` reads them.
+
+        Raises: as `poll`. Corrupt: also for a body that is not a row of the schema. The position stays there; `poll`
+        returns it as bytes.
+        """
+        taken: list[FetchedRecords] = []
+        try:
+            fetched = self._next(taken, max_records, timeout)
+            if fetched is None:
+                return pa.RecordBatch.from_pylist([], schema=value_schema(self._values))
+            return value_batch(message_batch(fetched.shard, fetched.records), self._values)
+        except BaseException:
+            # Corrupt, or Ctrl-C.
+            self._return_to_unread(taken)
+            raise
+
+    def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
+        """Iterate over `poll(max_records)` without an end, without the empty ones. Raises: as `poll`."""
+        while True:
+            messages = self.poll(max_records, timeout=5.0)
+            if messages:
+                yield messages
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Iterate over messages without an end. `position` and `commit` follow the messages returned so far."""
+        while True:
+            message = self.next_message(5.0)
+            if message is not None:
+                yield message
+
+    def next_message(self, timeout: float | None = 1.0) -> ReceivedMessage | None:
+        """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
+        if not self._iterating and not self._begin_iterating(timeout):
+            return None
+        self._check_open()
+        message = self._iterating[0]
+        self._positions[message.queue_id] = message.offset + 1
+        # Without a call: an interrupt after it would lose the message.
+        del self._iterating[0]
+        return message
+
+    def _begin_iterating(self, timeout: float | None) -> bool:
+        """Take the next messages for iteration. Returns: whether there are any."""
+        taken: list[FetchedRecords] = []
+        try:
+            fetched = self._next(taken, 500, timeout)
+            if fetched is None:
+                return False
+            messages = deque(received_messages(fetched.shard, fetched.records))
+            # Only returned messages count: any other call gives the rest of them back first.
+            self._positions[fetched.queue_id] = fetched.first_offset
+            self._iterating_fetched, self._iterating = fetched, messages
+            return True
+        except BaseException:
+            self._return_to_unread(taken)
+            raise
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
+        self._state.listener = call
+
+    def _next(
+        self,
+        taken: list[FetchedRecords],
+        max_records: int,
+        timeout: float | None,
+        *,
+        ready_only: bool = False,
+    ) -> FetchedRecords | None:
+        """Take the next records of one queue and move its position after them.
+
+        Args: `taken`: a list to which they are added. An interrupt may prevent the return.
+        """
+        check_number("max_records", max_records, 1)
+        timeout = wait_s(timeout)
+        self._check_process()
+
+        state = self._state
+        with state.changed:
+            self._check_open()
+            self._give_back()
+            if not ready_only:
+                state.changed.wait_for(
+                    lambda: (
+                        self._has_unread()
+                        or state.queue_errors
+                        or state.fatal_error
+                        or state.closed
+                    ),
+                    timeout,
+                )
+                self._check_open()
+                self._raise_failure()
+
+            if not self._has_unread():
+                return None
+            fetched, rest = state.unread[0], None
+            if len(fetched.records) > max_records:
+                after = fetched.records.slice(max_records)
+                middle = int(queue_offsets(after.slice(0, 1))[0])
+                rest = fetched._replace(first_offset=middle, records=after)
+                records = fetched.records.slice(0, max_records)
+                fetched = fetched._replace(next_offset=middle, records=records)
+
+            # Without a call: a signal handler, such as that of Ctrl-C, runs after calls.
+            if rest is not None:
+                state.unread[0] = rest
+            else:
+                del state.unread[0]
+                state.ahead[fetched.shard] -= 1
+            self._positions[fetched.queue_id] = fetched.next_offset
+            taken += (fetched,)
+            if rest is not None and self._is_only(rest):
+                # Queues take turns: a busy one does not keep the messages of others back.
+                state.unread.rotate(-1)
+
+            if not state.ahead[fetched.shard]:
+                state.notify()
+            return fetched
+
+    def _has_unread(self) -> bool:
+        """Whether there are messages to take. Positions move after what was looked at in vain. Needs the lock."""
+        state = self._state
+        while state.unread and not len(state.unread[0].records):
+            looked = state.unread[0]
+            # Without a call, as in `_next`.
+            self._positions[looked.queue_id] = looked.next_offset
+            del state.unread[0]
+            state.ahead[looked.shard] -= 1
+            if not state.ahead[looked.shard]:
+                state.notify()
+        return bool(state.unread)
+
+    def _is_only(self, fetched: FetchedRecords) -> bool:
+        """Whether these are all that is unread of their queue. Needs the lock."""
+        queue_id = fetched.queue_id
+        return sum(each.queue_id == queue_id for each in self._state.unread) == 1
+
+    def _return_to_unread(self, taken: list[FetchedRecords]) -> None:
+        """Undo calls of `_next`."""
+        state = self._state
+        with state.changed:
+            for fetched in reversed(taken):
+                state.unread.appendleft(fetched)
+                state.ahead[fetched.shard] += 1
+                self._positions[fetched.queue_id] = fetched.first_offset
+
+    def _give_back(self) -> None:
+        """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""
+        if not self._iterating:
+            return
+        state, fetched = self._state, self._iterating_fetched
+        offset = self._iterating[0].offset
+        rest = fetched.records.slice(len(fetched.records) - len(self._iterating))
+        self._iterating.clear()
+        state.unread.appendleft(fetched._replace(first_offset=offset, records=rest))
+        state.ahead[fetched.shard] += 1
+
+    def _raise_failure(self) -> None:
+        """Raise the failure that this read must report, if there is one. Needs the lock."""
+        state = self._state
+        if state.fatal_error is not None:
+            raise state.fatal_error
+
+        for queue_id in sorted(state.queue_errors):
+            # Records fetched before the failure come first.
+            if not any(fetched.queue_id == queue_id for fetched in state.unread):
+                raise state.queue_errors[queue_id]
+
+        now_ms = self._clock.monotonic_ms()
+        for shard, (since_ms, error) in state.down.items():
+            away_ms = now_ms - since_ms
+            # Messages of other shards must not hide it: a busy topic always has some.
+            if away_ms >= self._unavailable_timeout_ms and not state.ahead[shard]:
+                message = f"shard {shard} has been unreachable for {away_ms} ms: {error}"
+                raise Unavailable(message, shard=shard)
+
+    # --- positions --------------------------------------------------------------------------------
+
+    def position(self, queue_id: int) -> int:
+        """The offset of the next message of a queue."""
+        return self._positions[self._own(queue_id)]
+
+    def positions(self) -> dict[int, int]:
+        """queue_id -> offset of the next message."""
+        return dict(self._positions)
+
+    def seek(self, queue_id: int, offset: int | str) -> None:
+        """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
+        self._check_open()
+        shard = self._route.shard_of(self._own(queue_id))
+        chosen = not isinstance(offset, str)
+
+        if isinstance(offset, str):
+            check_choice("offset", offset, ("earliest", "latest"))
+            earliest, latest = self._ranges([shard])[queue_id]
+            offset = latest if offset == "latest" else earliest
+        check_offsets({queue_id: offset})
+        offset = int(offset)
+
+        state = self._state
+        with state.changed:
+            self._check_open()
+            self._give_back()
+            kept = deque(fetched for fetched in state.unread if fetched.queue_id != queue_id)
+            state.ahead[shard] = sum(fetched.shard == shard for fetched in kept)
+            state.unread = kept
+            state.queue_errors.pop(queue_id, None)
+            state.behind_since_ms.pop(queue_id, None)
+            if chosen:
+                state.chosen.add(queue_id)
+            state.fetch_from[queue_id] = offset
+            self._positions[queue_id] = offset
+            self._readers[shard].restart()
+            state.notify()
+
+    def commit(self, offsets: Mapping[int, int] | None = None) -> None:
+        """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
+
+        Durable: as an acknowledged message.
+
+        Raises:
+            Rejected: the consumer has no group.
+            OffsetOutOfRange: a queue does not hold its offset. None of that shard's offsets is stored then.
+            Unavailable: a shard does not answer.
+        """
+        self._check_group("cannot commit")
+        self._check_process()
+        self._check_open()
+        wanted = self.positions() if offsets is None else dict(offsets)
+        check_offsets(wanted)
+        for shard in self._readers:
+            own = {
+                str(queue_id): int(offset)
+                for queue_id, offset in wanted.items()
+                if self._route.shard_of(self._own(queue_id)) == shard
+            }
+            if own:
+                arguments = {"group": self.group, "topic": self.topic, "offsets": own}
+                self._routes.call(shard, "commit_offsets", arguments)
+
+    def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
+        """Send a message that could not be processed back: it comes again in topic %RETRY%<group>, after a delay.
+
+        The delay grows with each time: 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h. After 16 times, or with a
+        negative `delay_level`, the message goes to %DLQ%<group> instead. A level of 1 to 18 is one of RocketMQ's delay
+        levels. Both are ordinary topics. The call commits no offset. After an error with an unknown outcome the message
+        may be in the topic.
+
+        Returns: the topic. Durable: as an acknowledged message.
+
+        Raises:
+            Rejected: the consumer has no group, or the message is deleted.
+            Unavailable: the shard does not answer. Nothing was stored.
+            DeliveryUnknown: the message may be in the topic.
+        """
+        group = self._check_group("cannot send back")
+        self._check_process()
+        self._check_open()
+
+        if message.shard not in self._retry_shards:
+            for name in (retry_topic(group), dlq_topic(group)):
+                self._create_retry_topic(name, message.shard)
+            self._retry_shards.update(range(self._cluster.shards))
+
+        arguments = {
+            "group": group,
+            "topic": message.topic,
+            "queue_id": message.queue_id,
+            "offset": message.offset,
+            "delay_level": delay_level,
+        }
+        answer = self._routes.call(message.shard, "send_back", arguments)
+        return str(answer["topic"])
+
+    def _create_retry_topic(self, name: str, shard: int) -> None:
+        """Make a topic with a queue on each shard. Args: `shard`: one that must have one."""
+        cluster = self._cluster
+        if shard >= cluster.shards:
+            # It was added after the handle was made.
+            cluster.learn_shards(shard + 1)
+        try:
+            cluster.create_topic(name, queues=cluster.shards)
+        except Rejected as error:
+            if error.field != "queues":
+                raise
+            # It may be older than some shards. Its messages are read in any order.
+            facts = cluster.topics()[name]
+            missing = cluster.shards - len(set(facts["shards"]))
+            cluster.add_queues(name, int(facts["queues"]) + missing, break_key_order=True)
+
+    def committed(self) -> dict[int, int]:
+        """queue_id -> committed offset of the group. Queues without one are missing."""
+        self._check_group("has no offsets")
+        self._check_open()
+        return self._committed(list(self._readers))
+
+    def _committed(self, shards: list[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        arguments: dict[str, Any] = {"group": self.group, "topic": self.topic}
+        for shard in shards:
+            table = self._routes.call(shard, "offsets", arguments)
+            found.update({int(queue_id): int(offset) for queue_id, offset in table.items()})
+        return found
+
+    def _own(self, queue_id: int) -> int:
+        if queue_id not in self._positions:
+            raise Rejected(
+                f"this consumer reads the queues {sorted(self._positions)}, not {queue_id}",
+                field="queue_id",
+                limit=str(sorted(self._positions)),
+            )
+        return queue_id
+
+    def _check_group(self, lack: str) -> str:
+        if self.group is None:
+            why = f"a consumer without group= {lack}"
+            raise Rejected(why, field="group", limit="a group's name")
+        return self.group
+
+    def _check_open(self) -> None:
+        if self._state.closed:
+            raise Rejected(
+                "the consumer is closed; make another one", field="consumer", limit="open"
+            )
+
+    def _check_process(self) -> None:
+        if forks.count != self._forks:
+            raise Rejected(
+                "this consumer was made before a fork; make one in a process that is started by spawn or "
+                "forkserver",
+                field="fork",
+            )
+
+    # --- end --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop reading. No offset is committed."""
+        if forks.count != self._forks:
+            return
+        self._end_readers()
+        for reader in self._readers.values():
+            reader.join()
+
+    def _end_readers(self) -> None:
+        with self._state.changed:
+            self._state.closed = True
+            for reader in self._readers.values():
+                reader.restart()
+            self._state.notify()
+
+    def __del__(self) -> None:
+        if "_readers" not in self.__dict__ or self._state.closed or forks.count != self._forks:
+            return
+        if not sys.is_finalizing():
+            # The collector may run on any thread, so it must not wait.
+            self._end_readers()
+        warn_unclosed(self, self.name, "use it in a with block, or call close()")
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,163 @@
+"""Checks and encodes single messages, before they have a place in a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from raymq.client.messages.codecs import CONTENT_TYPE, codec
+from raymq.client.messages.delivery_times import EARLIEST_MS
+from raymq.client.messages.message import (
+    NULL_PROPERTY,
+    Message,
+    check_properties_size,
+    property_bytes,
+)
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected
+from raymq.store.config.promise import Acks
+from raymq.store.config.store_config import StoreConfig
+from raymq.store.delay.delay_hook import check_deliver_at, out_time_ms
+from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, encode
+
+from .producer_config import ProducerConfig, check_acks
+
+#: counted for each message beside its body and properties, so that empty bodies fill buffers too
+MESSAGE_BYTES = 128
+#: bytes of the properties around topic and queue id
+REAL_BYTES = 40
+#: default limits; the shard checks again with its own options
+_CONFIG = StoreConfig()
+
+
+@dataclass(eq=False, slots=True)
+class EncodedMessage:
+    """A message that passed all checks of its sender."""
+
+    topic: str
+    queue_id: int | None
+    key: bytes | None
+    body: bytes
+    tag: str | None
+    properties: bytes | None
+    #: bytes of the byte limit
+    size: int
+    acks: Acks
+    #: the properties that say when it is to be delivered; None: at once
+    later: bytes | None = None
+    #: the body is empty then
+    is_null: bool = False
+
+
+class MessageEncoder:
+    """Encodes with the codec and limits of a producer. Threads: any."""
+
+    def __init__(self, config: ProducerConfig, clock: Clock) -> None:
+        """Raises: Rejected for an unknown codec."""
+        self._codec = codec(config.codec)
+        self._is_raw = self._codec.name == "bytes"
+        self._raw = codec("bytes")
+        self._acks = config.acks
+        self._max_message_bytes = config.max_message_bytes
+        self._clock = clock
+
+    def encode(
+        self,
+        topic: str | Message,
+        body: Any = None,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+        queue_id: int | None = None,
+        acks: Acks | None = None,
+    ) -> EncodedMessage:
+        """Never blocks; see `Producer.send`. Raises: Rejected for a message that cannot be stored."""
+        if type(topic) is not str and isinstance(topic, Message):
+            message = topic
+            topic, body, key, tag = message.topic, message.body, message.key, message.tag
+            index_keys, properties = message.index_keys, message.properties
+            deliver_at_ms = message.deliver_at_ms
+            if getattr(message, "is_null", False):
+                # A received message has an empty body then.
+                body = None
+        elif not self._is_raw:
+            body = self._codec.encode(body)
+            properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
+        is_null = body is None
+        if not isinstance(body, bytes):
+            body = b"" if is_null else self._raw.encode(body)
+
+        size = len(body)
+        if size > self._max_message_bytes:
+            self.check_size(size)
+        if acks is not None:
+            check_acks(acks)
+
+        size += MESSAGE_BYTES
+        encoded = later = None
+        if key is not None or tag is not None or index_keys or properties:
+            encoded = property_bytes(key, tag, index_keys, properties)
+            size += 0 if encoded is None else len(encoded)
+        if is_null:
+            encoded = (encoded or b"") + NULL_PROPERTY
+            check_properties_size(len(encoded), "key, tag and properties")
+            size += len(NULL_PROPERTY)
+        if deliver_at_ms is not None:
+            later = timer_properties(deliver_at_ms, self._clock.now_ms())
+            if later is not None:
+                size += len(later) + len(topic) + REAL_BYTES
+
+        acks = acks or self._acks
+        return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later, is_null)
+
+    def check_size(self, size: int) -> None:
+        """Raises: Rejected for a body that is too large."""
+        limit, most = self._max_message_bytes, _CONFIG.max_message_bytes
+        if size > limit:
+            advice = "split it, compress it, or store it elsewhere and send its place"
+            if size <= most:
+                advice += (
+                    f"; or raise max_message_bytes of the producer. A cluster takes {most} bytes"
+                )
+            raise Rejected(
+                f"the body has {size} bytes, the limit is {limit}: {advice}",
+                field="body",
+                limit=limit,
+            )
+
+
+def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
+    """The properties of the delivery time; None for a time in the past, which means delivery at once.
+
+    Raises: Rejected for a value that is not a time, a time before 2001, or one beyond the reach of timers.
+    """
+    if isinstance(deliver_at_ms, bool) or not isinstance(deliver_at_ms, Integral):
+        raise Rejected(
+            f"deliver_at_ms is {deliver_at_ms!r}; give ms since 1970 as an int",
+            field="deliver_at_ms",
+            limit="int",
+        )
+    deliver_at_ms = int(deliver_at_ms)
+    if deliver_at_ms < EARLIEST_MS:
+        raise Rejected(
+            f"deliver_at_ms is {deliver_at_ms}, a time before 2001: give milliseconds since 1970, which is "
+            "int(time.time() * 1000) now, not seconds; leave it out for a message that readers get at once",
+            field="deliver_at_ms",
+            limit=EARLIEST_MS,
+        )
+    if deliver_at_ms <= now_ms:
+        return None
+    check_deliver_at(deliver_at_ms, now_ms, _CONFIG)
+    out = out_time_ms(deliver_at_ms)
+    return encode({"TIMER_DELIVER_MS": str(deliver_at_ms), "TIMER_OUT_MS": str(out)})
+
+
+def waiting_properties(topic: str, queue_id: int, properties: bytes | None, later: bytes) -> bytes:
+    """All properties of a message in the timer topic. Raises: Rejected when they are too long."""
+    real = encode({REAL_TOPIC: topic, REAL_QUEUE: str(queue_id)})
+    text = (properties or b"") + later + real
+    check_properties_size(len(text), "key, tag, properties and delivery time")
+    return text

@@ -1,0 +1,249 @@
+"""The blocking producer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from raymq.client.arguments import takes_options_of
+from raymq.client.messages.message import Message
+from raymq.client.unclosed import OpenClient
+from raymq.cluster.cluster import Cluster
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.config.promise import Acks
+
+from .message_batcher import MessageBatcher
+from .producer_config import ProducerConfig, ProducerOptions
+from .queue_sequence import BatchReceipt
+from .send_future import BatchFuture, SendFuture
+
+#: how long the end of a with block waits for receipts after an exception in the block
+FAILED_EXIT_S = 2.0
+
+
+class Producer(OpenClient):
+    """Sends messages in batches, and gives each message a future of its receipt.
+
+    `send` returns at once. A message leaves at once when nothing is under way to its shard. Otherwise the producer
+    collects messages per queue until their batch is full, `linger_ms` is over, or the shard has answered everything
+    that was sent before.
+
+    Threads may share a producer. As a context manager a producer flushes at the end, and raises the first failure that
+    no caller has seen. After an exception in the block it waits at most 2 s for receipts. A program that ends without
+    `close` waits 5 s, and one line on stderr says how many messages have no receipt then. A producer neither pickles
+    nor survives a fork, so pickle the Cluster instead.
+
+    Example:
+        ```python
+        import raymq
+
+        with raymq.start("raymq-data") as cluster:
+            cluster.create_topic("orders", queues=4)
+            with cluster.producer(acks="quorum", linger_ms=5) as producer:
+                futures = [producer.send("orders", b"order %d" % n, key=b"alice") for n in range(100)]
+                print(futures[0].result(timeout=30).offset)
+        ```
+
+    Args:
+        cluster: the cluster to send to. `cluster.producer(...)` is the same call.
+        acks: "quorum" (default): a receipt comes after a majority of the replicas has the message, as durably as the
+            cluster's flush mode says. Of two replicas that is both. "leader": after the leader alone has it; quicker,
+            but the followers may lack the message. `send` can choose for each message.
+        linger_ms: milliseconds (default 5) that a message waits at most for others in its batch, while earlier batches
+            are under way to its shard. With 0 messages are collected only while five batches are under way, which
+            costs more batches.
+        batch_bytes: bytes (default 1 MiB) at which a batch is sent at once. Larger batches cost less per message and
+            more memory and latency.
+        buffer_bytes: bytes (default 64 MiB) of messages without a receipt, and so the memory of the producer. `send`
+            blocks while the buffer is full.
+        max_block_ms: milliseconds (default 60,000) that `send` waits for room in the buffer, or for an answer to the
+            first look-up of a topic. Then it raises Unavailable.
+        delivery_timeout_ms: milliseconds (default 120,000) from the moment a batch is closed (full, answered, or
+            lingered long enough) until it fails without a receipt. A shorter time fails sends that a restart of the
+            shard would have completed.
+        request_timeout_ms: milliseconds (default 30,000) of silence after which the producer connects to the shard
+            again and resends. A time below that of a slow sync costs needless resends.
+        in_flight_bytes: bytes (default 16 MiB) under way to one shard. With less than 4 MiB the disk waits for batches.
+        codec: makes bodies of values: "bytes" (default), "json", "msgpack" or "arrow-ipc". Its name travels in the
+            property `content-type`, which costs about 20 bytes per message unless it is "bytes".
+        max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. The cluster takes 4 MiB, and
+            no option raises that.
+        clock: replaces the system's clock in tests.
+
+    Guarantees:
+        Messages of one queue keep the order of the `send` calls, even across resends.
+
+        A batch without a receipt is sent again with the same sequence numbers until `delivery_timeout_ms` is over, so
+        that it is stored once.
+
+        A receipt means that the promise of `acks` was kept. `statistics` counts messages, batches and their times.
+
+    Raises:
+        Rejected: at once, for an unknown option value or a message that cannot be stored. From a future, for a message
+            that the shard refuses; the other messages of its batch are stored. Each refusal costs a round trip.
+        Unavailable: nothing was stored. `send` raises it when the buffer stays full, a future when its time is up.
+        DeliveryUnknown: from a future; the message may be stored, and `resend` continues from there. `status` is the
+            shard's last one (FLUSH_SLAVE_TIMEOUT: too few followers answer), or UNKNOWN_ERROR when the shard gave none.
+        StorageFull: from a future, after about 2 s: the shard's disk is full, nothing was stored.
+    """
+
+    made_as = ("producer", "producer")
+
+    @takes_options_of(ProducerConfig)
+    def __init__(
+        self, cluster: Cluster, *, clock: Clock | None = None, **options: Unpack[ProducerOptions]
+    ) -> None:
+        self._batcher = MessageBatcher(cluster, clock=clock, **options)
+        self.config = self._batcher.config
+        self._encode = self._batcher.encoder.encode
+
+    def send(
+        self,
+        topic: str | Message,
+        body: Any = None,
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+        queue_id: int | None = None,
+        acks: Acks | None = None,
+    ) -> SendFuture:
+        """Send one message and return at once. Only the first send to a topic looks the topic up.
+
+        Args:
+            topic: the topic's name, or a Message, which brings all but `queue_id` and `acks`.
+            body: a value that the producer's codec encodes; bytes by default. With bytes None is a null value, if the
+                topic allows it. Other codecs encode None. If the topic has a schema, the body must be a JSON object of
+                its columns, and the check costs 60 to 95 us: `send_batch` costs 1 us a row.
+            key: messages with one key go to one queue. Without key and `queue_id`, messages fill a batch of one queue,
+                then of the next.
+            tag: a word that readers see. Programs that embed the store filter by it, clients cannot yet.
+            index_keys: words by which the message can be found.
+            properties: names and values that travel with the message.
+            deliver_at_ms: milliseconds since 1970, at most three days ahead. A time before 2001 is refused. Readers of
+                the queue get the message once, in the second after that time and at a new offset. The receipt means
+                that the message is kept until then, and names the topic and offset where. Messages of one queue come
+                in the order of their times.
+            queue_id: the queue; otherwise `key` decides.
+            acks: of this message, by default the producer's. A batch has one value, so changing it often makes small
+                batches.
+
+        Returns: a future of the receipt.
+
+        Raises:
+            Rejected: the message cannot be stored, or the producer is closed.
+            Unavailable: for `max_block_ms` the buffer was full, or no shard answered the look-up.
+        """
+        message = self._encode(
+            topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
+        )
+        return self._batcher.send(message)
+
+    def send_many(
+        self, messages: Iterable[Message], *, queue_id: int | None = None, acks: Acks | None = None
+    ) -> list[SendFuture]:
+        """Send messages together and return at once. Each is quicker than a `send`, and batches are fewer and larger.
+
+        Args: `messages`: of any topics, in order. `queue_id`, `acks`: of all of them, as in `send`.
+        Returns: one future per message, as `send` returns it. If the buffer stays full for `max_block_ms` in the
+        middle, the futures of all messages from there on raise Unavailable.
+        Raises: Rejected for a message that cannot be stored, Unavailable as `send`; then none of them is sent.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster, cluster.producer() as producer:
+                cluster.create_topic("orders", queues=4)
+                orders = [raymq.Message(topic="orders", body=b"order %d" % n) for n in range(100)]
+                futures = producer.send_many(orders)
+                print(futures[-1].result(timeout=30).offset)
+            ```
+        """
+        encode = self._encode
+        encoded = [encode(each, queue_id=queue_id, acks=acks) for each in messages]
+        return self._batcher.send_many(encoded)
+
+    def send_batch(
+        self, topic: str, data: pa.RecordBatch | pa.Table, *, queue_id: int | None = None
+    ) -> list[Future[BatchReceipt]]:
+        """Send columns of messages, without a Python object per message.
+
+        Args: `data`: has the column `body` and may have `key`, `tag`, `properties` and `born_time_ms`. If the topic has
+        a schema, its columns take the place of `body`. A null `body`, or a row of nothing but nulls, is a null value.
+        Rows go to `queue_id`, else to the queue of their key. Without keys all rows go to one queue.
+        Returns: one future per batch, of about 4 MiB or of one row. Rows of one queue keep their order, and come after
+        earlier sends. If the buffer stays full for `max_block_ms` in the middle, the futures of all batches from there
+        on raise Unavailable.
+        Raises: Rejected naming the column, or the row that cannot be stored; Unavailable as `send`. Then nothing is
+        sent.
+        """
+        return list(self._batcher.add_columns(topic, data, queue_id))
+
+    def resend(self, sent: SendFuture) -> SendFuture:
+        """Send again a message whose future raised DeliveryUnknown, with the same sequence number.
+
+        A shard that has stored the message answers with its receipt (`duplicate`). Otherwise the shard stores it now,
+        after the messages sent since. The messages of one batch go together, so a second call for one of them sends
+        nothing. Messages of one queue must be sent again in the order of their sends, because the shard refuses gaps.
+        Any producer of the same cluster may do it, even when the first one is closed.
+
+        Returns: a future of the receipt. It may raise DeliveryUnknown once more.
+        Raises: Rejected for a message that is under way, stored, or certainly not stored: `send` the latter.
+        """
+        return SendFuture(self._batcher.resend(sent._batch, sent._row), sent._row)
+
+    def resend_batch(self, sent: Future[BatchReceipt]) -> Future[BatchReceipt]:
+        """Like `resend`, for a future of `send_batch`."""
+        if not isinstance(sent, BatchFuture):
+            raise Rejected(
+                "this is not a future of send_batch", field="sent", limit="a future of send_batch"
+            )
+        return self._batcher.resend(sent)
+
+    def statistics(self) -> dict[str, int | float]:
+        """Count the messages so far, their batches and their times.
+
+        Answered messages: `messages`, `batches`, `bytes` (bodies, properties and 128 bytes for each message), and
+        `failed_messages`, those without a receipt. Means: `batch_messages_mean`, `batch_bytes_mean`, `queue_ms_mean`
+        (from a batch's first message until it is closed) and `ack_ms_mean` (from there to the answer). At this moment:
+        `open_batches`, `under_way_batches`, `buffered_bytes`.
+        """
+        return self._batcher.statistics()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send all open batches and wait up to `timeout` seconds until every send so far has an outcome.
+
+        Raises: the first failure that no caller has seen; TimeoutError when the time is up. Rejected in a done
+        callback.
+        """
+        self._batcher.flush(timeout)
+        self._batcher.batch_sender.raise_failure()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
+
+        In a done callback it does not flush. In a forked child it does nothing.
+        Raises: the first failure that no caller has seen; the producer is closed in any case.
+        """
+        if not self._batcher.closed and self._batcher.batch_sender.in_own_process:
+            self._batcher.close(timeout)
+            self._batcher.batch_sender.raise_failure()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            self.close(None if kind is None else FAILED_EXIT_S)
+        except RayMQError:
+            # A failure of the block itself must not be hidden by one that it caused.
+            if kind is None:
+                raise

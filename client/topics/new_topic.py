@@ -1,0 +1,72 @@
+"""Creates a topic on every shard: any shard can answer for all.
+
+The first shard decides. A creation that another caller has begun, or that began before shards were added, keeps its
+shards, and the others get the same. Shards may be added at the same time: each answer says how many shards there are.
+So the topic is created on the new ones, too, by this caller or by `add_shards`, which reads the topics of every shard
+after that shard has begun to say the new number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import DeliveryUnknown, Rejected
+
+if TYPE_CHECKING:
+    from raymq.cluster.cluster import Cluster
+
+#: how long a creation waits until a topic is durable
+CREATE_TIMEOUT_S = 15.0
+#: pause before a creation with an unknown outcome is repeated
+CREATE_PAUSE_MS = 100
+
+
+def create_everywhere(cluster: Cluster, arguments: dict[str, Any], *, on_all: bool = False) -> bool:
+    """Create a topic, which all shards then know.
+
+    Args: `arguments`: of the operation `create_topic`. `on_all`: a new topic has queues on all shards, also on
+    those that were added since the handle was made.
+    Returns: False if it existed everywhere. Raises: as `Cluster.create_topic`.
+    """
+    made, shard = False, 0
+    while shard < cluster.shards:
+        try:
+            decides = {"on_all": True} if on_all and shard == 0 else {}
+            answer, was_unknown = repeat_call(
+                cluster, shard, "create_topic", {**arguments, **decides}
+            )
+        except Rejected as error:
+            if shard or error.field != "shards" or type(error.limit) is not list:
+                raise
+            # It exists, with everything the same but its shards: it is older than some. Or this handle is.
+            arguments = {**arguments, "shards": error.limit}
+            continue
+        made |= bool(answer["created"]) or was_unknown
+        cluster.learn_shards(int(answer.get("shards", 0)))
+        shard += 1
+    return made
+
+
+def repeat_call(
+    cluster: Cluster, shard: int, op: str, arguments: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """`repeat_unknown` of an operation of one shard."""
+    return repeat_unknown(lambda: cluster.call(shard, op, arguments), Clock())
+
+
+def repeat_unknown(call: Callable[[], dict[str, Any]], clock: Clock) -> tuple[dict[str, Any], bool]:
+    """Repeat a call with an unknown outcome: after a start a flush service or follower may not run yet.
+
+    Returns: the answer, and whether the outcome was unknown once. Raises: DeliveryUnknown after CREATE_TIMEOUT_S.
+    """
+    unknown, until_s = False, clock.monotonic() + CREATE_TIMEOUT_S
+    while True:
+        try:
+            return call(), unknown
+        except DeliveryUnknown:
+            if clock.monotonic() >= until_s:
+                raise
+            unknown = True
+        clock.sleep_ms(CREATE_PAUSE_MS)
