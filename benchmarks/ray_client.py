@@ -37,7 +37,7 @@ from benchmarks.put import (
     raw_limit,
     serial_ms,
 )
-from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
+from raymq.actors.server.ray.concurrency_groups import GROUP_OF, GROUPS
 from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy import ray_host

@@ -14,7 +14,6 @@ paths            paths of a cluster: data directory, run directory
 queue/           `raymq.Queue` and its coordinator
 ray_data/        topics as datasets of Ray Data
 controller/      the controller of a cluster, which watches its replicas
-transport/       the Flight server of a replica
 deploy/          the Ray under a cluster, and its actors
 cli/             the command line
 spark_on_ray/    Spark 4 on Ray

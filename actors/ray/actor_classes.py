@@ -19,7 +19,7 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
     formed, joining                        whether the shard has served once; whether it was added and may lack topics
     data_dir, cluster_dir                  directory of the replica; directory of the cluster
     peers                                  replica -> [directory, actor name] of the shard's other replicas
-    prepare, server, transport             "module:name" of objects in cluster/, which actors/ must not import
+    prepare                                "module:name" of a function in cluster/, which actors/ must not import
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
@@ -62,6 +62,13 @@ from .replica_files import (
     write_last_end,
     write_leadership,
 )
+
+if TYPE_CHECKING:
+    from raymq.actors.server.flight.flight_server import Server
+    from raymq.actors.server.ray.ray_methods import RayMethods
+    from raymq.actors.supervise.replica_host import ReplicaHost
+
+    from .replica_transport import ReplicaTransport
 
 logger = logging.getLogger("raymq")
 
@@ -99,7 +106,7 @@ def start_thread(target: Callable[..., None], *args: Any) -> None:
 
 
 def _load(path: str) -> Any:
-    """Import the object named "module:name": actors get their server and their transport by name."""
+    """Import the object named "module:name"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -109,10 +116,10 @@ class CommitLogActor:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
-        self._host: Any = None
-        self._server: Any = None
-        #: a RayMethods, or None while starting
-        self._methods: Any = None
+        #: these three are None while starting
+        self._host: ReplicaHost | None = None
+        self._server: Server | None = None
+        self._methods: RayMethods | None = None
         self._endpoint: str | None = None
         self._error: str | None = None
         #: its damaged store was moved aside
@@ -197,7 +204,8 @@ class CommitLogActor:
     def _open(self) -> None:
         """Recover the replica and serve it. Raises: any error, with nothing left open."""
         keep_pandas_out()
-        from .ray_methods import RayMethods
+        from raymq.actors.server.flight.flight_server import serve
+        from raymq.actors.server.ray.ray_methods import RayMethods
 
         spec = self._spec
         root = Path(spec["data_dir"])
@@ -215,7 +223,7 @@ class CommitLogActor:
             host.routes = read_json(root, "routes") or {}
             known = read_json(root, "replicas") or {}
             host.replicas = lambda: known
-            server = _load(spec["server"])(
+            server = serve(
                 host,
                 host=address.bind,
                 port=port,
@@ -233,7 +241,7 @@ class CommitLogActor:
             self._host = host
             undo.pop_all()
 
-    def _make_host(self, root: Path, *, is_first: bool, store_host: tuple[str, int]) -> Any:
+    def _make_host(self, root: Path, *, is_first: bool, store_host: tuple[str, int]) -> ReplicaHost:
         """The host of the spec, which recovers the replica.
 
         Args: `is_first`: no start of it was complete before, and it takes the place of no other replica. `store_host`:
@@ -300,11 +308,8 @@ class CommitLogActor:
             self._addresses.note_failure(replica, endpoint)
             self._questions.begin(replica)
 
-        transport = _load(spec["transport"])(
-            cluster_id=spec["cluster_id"], shard=spec["shard"], token=spec["token"]
-        )
         return NotedCalls(
-            transport.replica_calls(endpoint, self._sender),
+            _transport(spec).replica_calls(endpoint, self._sender),
             # An address at which the replica answers is as good as its own word.
             note_answer=lambda: self._addresses.note(replica, endpoint, is_own=True),
             note_failure=note_failure,
@@ -375,8 +380,7 @@ class CommitLogActor:
                 "endpoint": None,
                 "supervisor": {},
             }
-        status: dict[str, Any] = self._host.status()
-        return {**status, "endpoint": self.endpoint(), "last_end": self._last_end}
+        return {**self._host.status(), "endpoint": self.endpoint(), "last_end": self._last_end}
 
     # --- protocol/ray_calls.py: each in its group of GROUP_OF -------------------------------------
 
@@ -424,7 +428,7 @@ class CommitLogActor:
             self._host.close(timeout_s)
 
 
-def _serving(actor: CommitLogActor) -> Any:
+def _serving(actor: CommitLogActor) -> RayMethods:
     """The actor's RayMethods. Not one of its methods, because Ray wraps those. Raises: Unavailable while it starts."""
     if actor._methods is None:
         raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
@@ -498,17 +502,15 @@ class ReplicationActor(SatelliteActor):
 
         keep_freed_memory()
         spec = self._spec
-        cluster_id, shard = spec["cluster_id"], spec["shard"]
-        make_transport = _load(spec["transport"])
         return Replicator(
             spec["data_dir"],
             _config(spec),
-            cluster_id=cluster_id,
-            shard=shard,
+            cluster_id=spec["cluster_id"],
+            shard=spec["shard"],
             replica=spec["replica"],
             followers=tuple(spec["peers"]),
             voters=spec["voters"],
-            transport=make_transport(cluster_id=cluster_id, shard=shard, token=spec["token"]),
+            transport=_transport(spec),
             peer_endpoint=self._peer_endpoint,
         )
 
@@ -558,6 +560,13 @@ def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
         return None
     endpoint: str | None = found
     return endpoint
+
+
+def _transport(spec: dict[str, Any]) -> ReplicaTransport:
+    """How this replica reaches the others of its shard. It imports Flight."""
+    from .replica_transport import ReplicaTransport
+
+    return ReplicaTransport(spec["token"], cluster_id=spec["cluster_id"], shard=spec["shard"])
 
 
 def _facts(spec: dict[str, Any], *names: str) -> dict[str, Any]:

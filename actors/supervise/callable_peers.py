@@ -27,7 +27,7 @@ QUESTION_AGAIN_S = 0.5
 ANSWER_TIMEOUT_S = 3.0
 #: a replica that answers no question for this long cannot be called. A refused certificate counts at once
 UNANSWERED_MS = 5_000
-#: fields of the errors of a refused certificate, as `cluster.transport.tls.failure` names them
+#: fields of the errors of a refused certificate, as `actors.protocol.tls.failure` names them
 CERTIFICATE_FIELDS = ("ca", "RAY_TLS_SERVER_CERT")
 
 

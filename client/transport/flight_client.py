@@ -1,4 +1,4 @@
-"""The client's side of Arrow Flight: one connection per replica, with streams to put, fetch and replicate. No Ray."""
+"""The client's side of Arrow Flight: one connection per replica, with streams to put and to fetch. No Ray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +14,12 @@ import pyarrow.flight as flight
 from raymq.actors.api import fetches
 from raymq.actors.protocol import flight_messages, tls
 from raymq.actors.protocol.grpc_polling import read_in_waiting_threads
-from raymq.actors.protocol.log_units import unpack_sound_bytes
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
 from raymq.client import forks
 from raymq.client.client_thread import check_real_threads
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, from_wire
 from raymq.store.base.files import Files
 from raymq.store.base.status import PutStatus
-from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -47,7 +44,7 @@ BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 #: what holds native objects of gRPC
-_holders: weakref.WeakSet[ShardConnection | _FlightStream] = weakref.WeakSet()
+_holders: weakref.WeakSet[ShardConnection | FlightStream] = weakref.WeakSet()
 
 
 def _keep_natives() -> None:
@@ -169,17 +166,14 @@ class ShardConnection:
 
     def put_stream(self) -> FlightPutStream:
         """A stream for batches of PUT_SCHEMA. Raises: Unavailable."""
-        return FlightPutStream(*self._exchange(flight_messages.PUT), self)
+        return FlightPutStream(*self.exchange(flight_messages.PUT), self)
 
     def fetch_stream(self) -> FlightFetchStream:
         """A stream for reads. Raises: Unavailable."""
-        return FlightFetchStream(*self._exchange(flight_messages.FETCH), self)
+        return FlightFetchStream(*self.exchange(flight_messages.FETCH), self)
 
-    def replica_stream(self) -> ReplicaStream:
-        """A stream of a leader's Replication to a follower. Raises: Unavailable."""
-        return ReplicaStream(*self._exchange(flight_messages.REPLICATE), self)
-
-    def _exchange(self, op: str) -> tuple[Any, Any]:
+    def exchange(self, op: str) -> tuple[Any, Any]:
+        """The writer and the reader of a new stream, which releases this connection at its end. Raises: Unavailable."""
         descriptor = flight.FlightDescriptor.for_command(
             flight_messages.pack({"op": op, **self._identity})
         )
@@ -227,7 +221,7 @@ class ShardConnection:
             self._client.close()
 
 
-class _FlightStream:
+class FlightStream:
     """The base of the streams. Any thread may call `abort`, only the owner the rest."""
 
     schema = PUT_SCHEMA
@@ -241,7 +235,7 @@ class _FlightStream:
         try:
             writer.begin(self.schema)
         except BROKEN as error:
-            _FlightStream.close(self)
+            FlightStream.close(self)
             raise translate(error, connection.endpoint) from error
 
     @property
@@ -296,7 +290,7 @@ class _FlightStream:
             self._connection.release()
 
 
-class FlightPutStream(_FlightStream):
+class FlightPutStream(FlightStream):
     """Batches out, acks in, in order."""
 
     schema = PUT_SCHEMA
@@ -319,7 +313,7 @@ class FlightPutStream(_FlightStream):
         return acks
 
 
-class FlightFetchStream(_FlightStream):
+class FlightFetchStream(FlightStream):
     """Requests out, batches of raw records in, one request at a time."""
 
     schema = flight_messages.FETCH_SCHEMA
@@ -348,89 +342,3 @@ class FlightFetchStream(_FlightStream):
                 raise from_wire(meta["error"])
             if meta.get("end"):
                 return found
-
-
-class ReplicaStream(_FlightStream):
-    """Frames to a follower and back: the ReplicationStream of Replication. A second thread may receive."""
-
-    schema = flight_messages.FRAME_SCHEMA
-
-    def send(self, header: bytes, body: Any = None) -> None:
-        """Send one frame. `body` is any buffer of log bytes. Raises: Unavailable."""
-        self._write(*flight_messages.pack_frame(header, body))
-
-    def receive(self) -> tuple[bytes, Any]:
-        """Wait for the next frame: header, and body or None. Raises: Unavailable, once the stream broke."""
-        chunk = self._read()
-        try:
-            return flight_messages.unpack_frame(chunk.app_metadata, chunk.data)
-        except ValueError as error:
-            raise Unavailable(f"not a frame of a replica: {error}", field="stream") from error
-
-    def close(self) -> None:
-        """End the stream and its connection."""
-        super().close()
-        self._connection.close()
-
-
-class ReplicaCalls:
-    """Calls of one other replica, for elections and for damaged bytes: the PeerCalls of ElectionPeers."""
-
-    def __init__(self, connection: ShardConnection, sender: Callable[[], dict[str, Any]]) -> None:
-        """Args: `sender`: which replica calls, and which addresses it knows, now."""
-        self._connection = connection
-        self._sender = sender
-
-    def elect(self, frame: bytes, timeout_s: float) -> list[bytes]:
-        """Deliver a message. Returns: the messages that answer it. Raises: RayMQError."""
-        arguments = {"frame": frame.hex(), **self._sender()}
-        answer = self._connection.call("elect", arguments, timeout=timeout_s)
-        return [bytes.fromhex(each) for each in answer["frames"]]
-
-    def replica_id(self, timeout_s: float) -> int:
-        """Which replica it is. Raises: RayMQError."""
-        return int(self._connection.call("replica_id", {}, timeout=timeout_s)["replica"])
-
-    def log_units(self, start: int, stop: int, timeout_s: float) -> SoundBytes:
-        """Log bytes [start, stop) of that replica. Raises: RayMQError; Corrupt if that replica has damage there."""
-        arguments = {"start": start, "stop": stop}
-        return unpack_sound_bytes(self._connection.call("log_units", arguments, timeout=timeout_s))
-
-    def log_match(self, candidates: Sequence[tuple[int, int]], timeout_s: float) -> tuple[int, int]:
-        """See `PeerCalls.log_match`. Raises: RayMQError."""
-        arguments = {"candidates": [list(each) for each in candidates]}
-        answer = self._connection.call("log_match", arguments, timeout=timeout_s)
-        return int(answer["candidate"]), int(answer["last_end"])
-
-    def status(self, timeout_s: float) -> dict[str, Any]:
-        """What that replica says of itself. Raises: RayMQError."""
-        return self._connection.call("status", {}, timeout=timeout_s)
-
-    def close(self) -> None:
-        """Release the connection."""
-        self._connection.close()
-
-
-class ReplicaTransport:
-    """Connects the replicas of one shard."""
-
-    def __init__(self, token: str, *, cluster_id: str, shard: int) -> None:
-        self._token = token
-        self._cluster_id = cluster_id
-        self._shard = shard
-
-    def connect(self, endpoint: str) -> ReplicaStream:
-        """Open a stream to the follower at host:port. Raises: Unavailable."""
-        connection = self._connection(endpoint)
-        try:
-            return connection.replica_stream()
-        except BaseException:
-            connection.close()
-            raise
-
-    def replica_calls(self, endpoint: str, sender: Callable[[], dict[str, Any]]) -> ReplicaCalls:
-        """Calls of the replica at host:port. Args: `sender`: as for ReplicaCalls."""
-        return ReplicaCalls(self._connection(endpoint), sender)
-
-    def _connection(self, endpoint: str) -> ShardConnection:
-        return ShardConnection(endpoint, self._token, self._cluster_id, self._shard)

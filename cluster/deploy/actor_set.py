@@ -36,8 +36,6 @@ from .ray_host import Progress
 
 logger = logging.getLogger("raymq")
 
-_SERVER = "raymq.cluster.transport.flight_server:serve"
-_TRANSPORT = "raymq.client.transport.flight_client:ReplicaTransport"
 _PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
 #: how long a replica may take to say whether it leads: one that hangs must not delay the others' answers for long
@@ -103,8 +101,6 @@ def specs(
         "ca": None if ca is None else ca.decode(),
         "cluster_dir": paths.data_dir,
         "prepare": _PREPARE,
-        "server": _SERVER,
-        "transport": _TRANSPORT,
         "version": __version__,
     }
 
@@ -187,7 +183,7 @@ def create(
 def _actor_classes(ray: Any) -> dict[str, Any]:
     """Role -> its class, as Ray's."""
     from raymq.actors.ray import actor_classes
-    from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
+    from raymq.actors.server.ray.concurrency_groups import GROUP_OF, GROUPS
 
     commit_log = actor_classes.CommitLogActor
     # The controller asks all the time.

@@ -117,7 +117,6 @@ actor = actor_classes.CommitLogActor({
     "peers": {1: (sys.argv[1], "peer")}, "node": None, "formed": False, "joining": False,
     "options": {"segment_size_bytes": 262144, "prewrite_window_bytes": 65536}, "satellites": ("group_commit",),
     "token": "secret", "tls": False, "version": "1", "prepare": "__main__:prepare",
-    "server": "raymq.cluster.transport.flight_server:serve",
 })
 until(lambda: actor._error is not None, lambda: threading.Event().wait(0.01))
 print(actor._error)

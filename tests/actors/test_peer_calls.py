@@ -99,7 +99,7 @@ class Network:
         monkeypatch.setattr(actor_classes, "start_thread", lambda *_: None)
         monkeypatch.setattr(actor_classes, "keep_freed_memory", lambda: None)
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-        monkeypatch.setattr(actor_classes, "_load", lambda _: lambda **_: self)
+        monkeypatch.setattr(actor_classes, "_transport", lambda _: self)
         monkeypatch.setattr(actor_classes, "_ask_ray", self._ask_ray)
         self.spec: dict[str, Any] = {
             "cluster_id": "c",
@@ -107,7 +107,6 @@ class Network:
             "replica": 0,
             "generation": 0,
             "token": "secret",
-            "transport": "",
             "data_dir": str(root),
             "node": "a",
             "candidates": (0, 1, 2),

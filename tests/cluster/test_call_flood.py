@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.cluster.transport import call_flood
-from raymq.cluster.transport.call_flood import STEP_BEGIN_S, STEP_CALLS, CallFlood
+from raymq.actors.server.flight import call_flood
+from raymq.actors.server.flight.call_flood import STEP_BEGIN_S, STEP_CALLS, CallFlood
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.replica import open_replica
+from raymq.actors.server.flight.flight_server import serve
 from raymq.client.consume import shard_reader
 from raymq.client.consume.async_consumer import AsyncConsumer
 from raymq.client.consume.consumer import Consumer
@@ -20,7 +21,6 @@ from raymq.client.consume.verify_crcs import verify_slices
 from raymq.client.transport.routes import Routes
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import ItemReader
-from raymq.cluster.transport.flight_server import serve
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.raw_records import decode_records

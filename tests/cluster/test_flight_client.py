@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.server.flight.flight_server import serve
 from raymq.client.transport.flight_client import ShardConnection
-from raymq.cluster.transport.flight_server import serve
 from raymq.store.base.errors import Unavailable
 from raymq.store.records.requests import FetchRequest
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from raymq.actors.server.flight import flight_server
+from raymq.actors.server.flight.flight_server import FETCH_STEP_MS, Server, serve
 from raymq.client.transport.flight_client import ShardConnection
-from raymq.cluster.transport import flight_server
-from raymq.cluster.transport.flight_server import FETCH_STEP_MS, Server, serve
 from raymq.store.records.requests import FetchRequest, FetchSlice
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import TOKEN, FakeBackend

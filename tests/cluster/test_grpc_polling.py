@@ -17,7 +17,7 @@ PROGRAM = f"""
 import os
 from pathlib import Path
 from raymq.client.transport.flight_client import ShardConnection
-from raymq.cluster.transport.flight_server import serve
+from raymq.actors.server.flight.flight_server import serve
 from tests.support.fake_backend import FakeBackend
 
 def sleeps():

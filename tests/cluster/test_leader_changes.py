@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.ray.replica_files import write_endpoint, write_json
+from raymq.actors.server.flight.flight_server import serve
 from raymq.client.consume.consumer import Consumer
 from raymq.client.consume.range_reader import read_range
 from raymq.client.messages.received import ReceivedMessage
@@ -28,7 +29,6 @@ from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy.resolve import FileResolver
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.queue.assignment_log import Assignment, AssignmentLog
-from raymq.cluster.transport.flight_server import serve
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     DeliveryUnknown,

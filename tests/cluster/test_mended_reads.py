@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.ray.replica_transport import ReplicaTransport
+from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.consume.consumer import Consumer
-from raymq.client.transport.flight_client import ReplicaTransport, ShardConnection
-from raymq.cluster.transport.flight_server import Server, serve
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from tests.support.mended_shard import BODIES, MendedShard
 

@@ -13,14 +13,14 @@ import pytest
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.protocol.small_puts import pack_puts
-from raymq.cluster.transport import put_stream
-from raymq.cluster.transport.put_stream import (
+from raymq.actors.server.flight import put_stream
+from raymq.actors.server.flight.put_stream import (
     BUSY_BYTES,
     RECEIVED_BATCH_BYTES_MAX,
     UNREAD_BYTES_MAX,
     PutStreamServer,
 )
-from raymq.cluster.transport.receive_memory import LIMIT_BYTES, ReceiveMemory
+from raymq.actors.server.flight.receive_memory import LIMIT_BYTES, ReceiveMemory
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import PutOutcome, PutRequest

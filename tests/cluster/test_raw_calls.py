@@ -11,7 +11,7 @@ import pytest
 
 from raymq.actors.api.fetches import pack_request, unpack_slice
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
-from raymq.actors.ray.ray_methods import RayMethods
+from raymq.actors.server.ray.ray_methods import RayMethods
 from raymq.client.transport.flight_client import ShardConnection
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.records.requests import FetchRequest, MessageSelector

@@ -26,9 +26,9 @@ from raymq.actors.protocol.ray_calls import (
     unpack_acks,
     unpack_call,
 )
-from raymq.actors.ray import ray_methods
-from raymq.actors.ray.concurrency_groups import GROUP_OF, GROUPS
-from raymq.actors.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
+from raymq.actors.server.ray import ray_methods
+from raymq.actors.server.ray.concurrency_groups import GROUP_OF, GROUPS
+from raymq.actors.server.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
 from raymq.client.consume.consumer import Consumer
 from raymq.client.produce import batch_sender as batch_sender_module
 from raymq.client.produce import send_window

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.ray.replica_transport import ReplicaCalls, replica_stream
 from raymq.actors.replica import open_replica
+from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.client.transport.flight_client import ReplicaCalls, ShardConnection
-from raymq.cluster.transport.flight_server import Server, serve
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.replication.wire import (
     AppendEntries,
     FrameHeader,
@@ -74,7 +75,7 @@ def connect(server: Server, token: str) -> ShardConnection:
 
 def greet(server: Server, token: str) -> None:
     """Say as a leader's Replication that its log is ahead, then send it. Raises: RayMQError when it is refused."""
-    stream = connect(server, token).replica_stream()
+    stream = replica_stream(connect(server, token))
     try:
         stream.send(frame(Hello(100, 0), incarnation=0))
         stream.receive()

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from raymq.actors.protocol import tls
+from raymq.actors.ray.replica_transport import ReplicaTransport
+from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.produce.producer import Producer
-from raymq.client.transport.flight_client import ReplicaTransport, ShardConnection
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.start import connect, start, stop
-from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.ray.replica_transport import ReplicaCalls, ReplicaTransport
 from raymq.actors.replica import open_replica
+from raymq.actors.server.flight.flight_server import serve
 from raymq.actors.supervise import callable_peers
 from raymq.actors.supervise.callable_peers import CallablePeers
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.client.transport.flight_client import ReplicaCalls, ReplicaTransport, ShardConnection
-from raymq.cluster.transport.flight_server import serve
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.replication.election import ElectionLimits, FollowerHeard
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable

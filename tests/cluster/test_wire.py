@@ -14,7 +14,8 @@ import pytest
 
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.small_puts import pack_puts, unpack_puts
-from raymq.client.transport.flight_client import ReplicaTransport, ShardConnection
+from raymq.actors.ray.replica_transport import ReplicaTransport
+from raymq.client.transport.flight_client import ShardConnection
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
 from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import FetchRequest

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
+from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.produce.open_batch import OpenBatch
 from raymq.client.produce.producer import Producer
 from raymq.client.transport.routes import Routes
-from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     DeliveryUnknown,

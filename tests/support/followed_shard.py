@@ -13,9 +13,9 @@ from unittest import mock
 
 from raymq.actors.follower.follower import Follower as FollowerRole
 from raymq.actors.replica import open_replica
+from raymq.actors.server.flight.flight_server import serve
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.transport.flight_server import serve
 from raymq.replication.wire import (
     AppendEntries,
     FrameHeader,

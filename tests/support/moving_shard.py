@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.transport.routes import Routes
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Unavailable
 from raymq.store.base.status import PutStatus
 from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest, FetchSlice, PutRequest

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from raymq.actors.replica import open_replica
+from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.transport.flight_server import Server, serve
 from raymq.store.config.store_config import StoreConfig
 from tests.support.waiting import until
 
