@@ -1,5 +1,6 @@
 """The client of a cluster: messages, producers, consumers, staged writes, topics. No Ray, but for one module.
 
+handle         `ClusterHandle`: where the shards are, the token, and their calls
 arguments      checks of a caller's arguments
 client_thread  the threads of clients, which differ from those of the program
 event_wait     waits for an asyncio event, up to a timeout

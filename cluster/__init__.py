@@ -1,7 +1,11 @@
 """What needs Ray: start, connect, administration, the command line.
 
-start            start, connect and stop: the life cycle of a cluster
-cluster          `Cluster`, the handle from which producers and consumers are made
+start            creates a cluster, or resumes one
+connect          finds a running cluster
+cluster          `Cluster`, from which producers and consumers are made
+stop             ends a cluster
+locked_call      what `start` and `stop` have in common
+targets          the clusters that a user names
 replica_status   what every replica says of itself; moving a leader
 replace_replica  gives the place of a lost replica to a new, empty one
 set_replicas     gives the shards of a cluster of one replica further replicas

@@ -38,7 +38,7 @@ from .paths import ClusterPaths, directory_lock
 from .replace_replica import Row, load_local, local_paths, running_ray
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 logger = logging.getLogger("raymq")
 
@@ -50,7 +50,7 @@ Topics = dict[str, dict[str, Any]]
 
 
 def add_shards(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     count: int = 1,
     *,
     nodes: Sequence[str] | None = None,
@@ -63,7 +63,7 @@ def add_shards(
     Durable: the new record in cluster.json, before any actor is made.
     Raises: Rejected, StorageFull with nothing changed; Unavailable.
     """
-    from .start import check_addresses, check_pools
+    from .deploy.start_checks import check_addresses, check_pools
 
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
@@ -189,7 +189,7 @@ def check_led(record: ClusterRecord, rows: Sequence[Row]) -> None:
 
 
 def join(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     record: ClusterRecord,
     files: Files,
     report: Progress,
@@ -225,7 +225,7 @@ def _progress(facts: dict[str, Any]) -> tuple[int, int]:
 class _Calls:
     """Operations of shards, some of which the handle does not count yet."""
 
-    def __init__(self, cluster: Cluster, record: ClusterRecord, clock: Clock) -> None:
+    def __init__(self, cluster: ClusterHandle, record: ClusterRecord, clock: Clock) -> None:
         self._routes = Routes.of(cluster)
         self._routes.learn_shards(range(record.shards))
         self._shards = record.shards

@@ -16,7 +16,7 @@ from .deploy.ray_host import Progress
 from .paths import ClusterPaths, directory_lock
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 logger = logging.getLogger("raymq")
 
@@ -38,7 +38,7 @@ class DrainReport:
 
 
 def drain_node(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     node: str,
     *,
     timeout_s: float = DRAIN_TIMEOUT_S,
@@ -99,7 +99,7 @@ def drain_node(
     return DrainReport(node=node, moved=moved, followers=here)
 
 
-def _note_drained(cluster: Cluster, node: str) -> None:
+def _note_drained(cluster: ClusterHandle, node: str) -> None:
     """Keep the controller from giving a leadership back to the node. A program elsewhere cannot."""
     if cluster.data_dir is None:
         return
@@ -111,7 +111,7 @@ def _note_drained(cluster: Cluster, node: str) -> None:
             cluster_record.save_record(paths, drained, files)
 
 
-def replicas_on(cluster: Cluster, node: str) -> list[tuple[int, int]]:
+def replicas_on(cluster: ClusterHandle, node: str) -> list[tuple[int, int]]:
     """(shard, replica) of all that a node has. Raises: Rejected when it has none."""
     if cluster.placement is None:
         raise Rejected(
@@ -161,7 +161,7 @@ def _led(
     return found
 
 
-def _check_can_move(cluster: Cluster, node: str, led: dict[int, list[int]]) -> None:
+def _check_can_move(cluster: ClusterHandle, node: str, led: dict[int, list[int]]) -> None:
     """Raises: Rejected when no other replica may ever lead the shards."""
     if not can_fail_over(cluster.replicas):
         raise Rejected(
@@ -173,7 +173,7 @@ def _check_can_move(cluster: Cluster, node: str, led: dict[int, list[int]]) -> N
 
 
 def _hand_over(
-    cluster: Cluster, shard: int, successor: int, report: Progress, clock: Clock
+    cluster: ClusterHandle, shard: int, successor: int, report: Progress, clock: Clock
 ) -> bool:
     """Let a replica lead. Returns: whether it does."""
     try:

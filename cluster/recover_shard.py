@@ -39,7 +39,7 @@ from .replace_replica import (
 )
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 logger = logging.getLogger("raymq")
 
@@ -176,7 +176,7 @@ def _check_nodes(record: ClusterRecord, plan: RecoveryPlan, nodes: Mapping[int, 
 
 
 def find_plan(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     shard: int,
     *,
     nodes: Mapping[int, str] | None = None,
@@ -195,7 +195,9 @@ def find_plan(
     return plan_recovery(record, rows, nodes)
 
 
-def _look(ray: Any, cluster: Cluster, record: ClusterRecord, shard: int, clock: Clock) -> list[Row]:
+def _look(
+    ray: Any, cluster: ClusterHandle, record: ClusterRecord, shard: int, clock: Clock
+) -> list[Row]:
     """What the replicas say. A process that is starting answers only through Ray, and may recover for minutes."""
     look = partial(replica_status.statuses, cluster, shard)
     rows = await_leader(look, clock, wait_ms=RESTART_WAIT_MS)
@@ -216,7 +218,7 @@ def _look(ray: Any, cluster: Cluster, record: ClusterRecord, shard: int, clock: 
 
 
 def recover_shard(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     plan: RecoveryPlan,
     *,
     nodes: Mapping[int, str] | None = None,
@@ -301,7 +303,7 @@ def _facts(
     return {**begun[-1], "lost": lost}
 
 
-def _load(cluster: Cluster, files: Files) -> ClusterRecord:
+def _load(cluster: ClusterHandle, files: Files) -> ClusterRecord:
     paths = local_paths(cluster)
     record = cluster_record.load_record(paths, files)
     if record is None:
@@ -310,7 +312,7 @@ def _load(cluster: Cluster, files: Files) -> ClusterRecord:
 
 
 def _await_new_leader(
-    cluster: Cluster, shard: int, report: Progress, clock: Clock, deadline_ms: int
+    cluster: ClusterHandle, shard: int, report: Progress, clock: Clock, deadline_ms: int
 ) -> None:
     """Wait until a survivor leads. Raises: Unavailable."""
     while True:
@@ -327,7 +329,7 @@ def _await_new_leader(
             )
 
 
-def _write_into_log(cluster: Cluster, record: ClusterRecord, shard: int) -> None:
+def _write_into_log(cluster: ClusterHandle, record: ClusterRecord, shard: int) -> None:
     """Write what was given up into the shard's log, from which all replicas and clients know it."""
     for facts in record.unclean_recoveries:
         if facts["shard"] == shard:

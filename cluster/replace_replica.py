@@ -26,7 +26,7 @@ from .deploy.resolve import save_endpoints
 from .paths import ClusterPaths, directory_lock
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 logger = logging.getLogger("raymq")
 
@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 
 def replace_replica(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     shard: int,
     replica: int,
     *,
@@ -104,7 +104,7 @@ def load_local(paths: ClusterPaths, files: Files) -> ClusterRecord:
     return record
 
 
-def local_paths(cluster: Cluster) -> ClusterPaths:
+def local_paths(cluster: ClusterHandle) -> ClusterPaths:
     """The data directory. Raises: Rejected on another machine."""
     if cluster.data_dir is None:
         raise Rejected(
@@ -211,7 +211,7 @@ def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) 
         raise Unavailable(message, field="leader", shard=shard)
 
 
-def check_compacted(cluster: Cluster, rows: Sequence[Row]) -> None:
+def check_compacted(cluster: ClusterHandle, rows: Sequence[Row]) -> None:
     """Raises: Rejected if the new replica could not get messages that the leader has in compacted queues only.
 
     A new replica gets the leader's log, and makes compacted queues of it.
@@ -260,7 +260,7 @@ class Replacement:
     def __init__(
         self,
         ray: Any,
-        cluster: Cluster,
+        cluster: ClusterHandle,
         paths: ClusterPaths,
         record: ClusterRecord,
         clock: Clock,
@@ -328,7 +328,12 @@ class Replacement:
 
 
 def await_complete(
-    cluster: Cluster, shard: int, replica: int, report: Progress, clock: Clock, deadline_ms: int
+    cluster: ClusterHandle,
+    shard: int,
+    replica: int,
+    report: Progress,
+    clock: Clock,
+    deadline_ms: int,
 ) -> None:
     """Wait until the new replica has all that the leader has now, and counts. Raises: Unavailable.
 

@@ -13,7 +13,7 @@ from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 #: how long a replica may take to answer
 STATUS_TIMEOUT_S = 2.0
@@ -44,7 +44,7 @@ _SHOWN = (
 )
 
 
-def replica_endpoints(cluster: Cluster) -> dict[int, dict[int, str]]:
+def replica_endpoints(cluster: ClusterHandle) -> dict[int, dict[int, str]]:
     """shard -> replica -> host:port, as the shards know them. Raises: Unavailable when no replica answers."""
     routes = Routes.of(cluster)
     found: Mapping[str, Mapping[str, str]]
@@ -63,7 +63,7 @@ def replica_endpoints(cluster: Cluster) -> dict[int, dict[int, str]]:
     }
 
 
-def statuses(cluster: Cluster, shard: int | None = None) -> list[dict[str, Any]]:
+def statuses(cluster: ClusterHandle, shard: int | None = None) -> list[dict[str, Any]]:
     """A row for each replica, of all shards or one, in order. One that does not answer has only its error.
 
     Raises: Unavailable when no replica answers at all; Rejected for a shard that does not exist.
@@ -90,7 +90,7 @@ def statuses(cluster: Cluster, shard: int | None = None) -> list[dict[str, Any]]
     ]
 
 
-def _status(cluster: Cluster, shard: int, endpoint: str) -> dict[str, Any]:
+def _status(cluster: ClusterHandle, shard: int, endpoint: str) -> dict[str, Any]:
     with closing(
         ShardConnection(endpoint, cluster.token, cluster.cluster_id, shard, ca=cluster.ca)
     ) as connection:
@@ -112,7 +112,7 @@ def _row(
     return {**row, **{name: answer.get(name) for name in _SHOWN}, "satellites": satellites}
 
 
-def _node(cluster: Cluster, shard: int, replica: int) -> str | None:
+def _node(cluster: ClusterHandle, shard: int, replica: int) -> str | None:
     # A handle that is older than a shard does not know its nodes.
     if cluster.placement is None or shard >= len(cluster.placement):
         return None
@@ -138,7 +138,7 @@ def leader_of(rows: list[dict[str, Any]]) -> int | None:
 
 
 def move_leader(
-    cluster: Cluster, shard: int, replica: int, *, pause: Callable[[float], None]
+    cluster: ClusterHandle, shard: int, replica: int, *, pause: Callable[[float], None]
 ) -> None:
     """Let a replica lead a shard, and wait until it does. Args: `pause`: called with seconds to wait.
 

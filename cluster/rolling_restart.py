@@ -17,13 +17,14 @@ from raymq.store.base.files import Files
 
 from . import replica_status
 from .cluster_record import ClusterRecord
-from .deploy import actor_set, controller_actor, ray_host
+from .controller import controller_actor
+from .deploy import actor_set, ray_host
 from .deploy.ray_host import Progress
 from .paths import directory_lock
 from .replace_replica import Replacement, Row, await_complete, load_local, local_paths, running_ray
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 logger = logging.getLogger("raymq")
 
@@ -32,7 +33,7 @@ REPLICA_TIMEOUT_S = 120.0
 
 
 def rolling_restart(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     *,
     replica_timeout_s: float = REPLICA_TIMEOUT_S,
     progress: Progress | None = None,

@@ -21,7 +21,8 @@ from raymq.store.base.files import Files
 
 from . import cluster_record, replica_status
 from .cluster_record import REPLICAS, ClusterRecord
-from .deploy import actor_set, controller_actor, ray_host
+from .controller import controller_actor
+from .deploy import actor_set, ray_host
 from .deploy.ray_host import Progress
 from .deploy.resolve import save_endpoints
 from .paths import ClusterPaths, directory_lock
@@ -39,7 +40,7 @@ from .replace_replica import (
 )
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 logger = logging.getLogger("raymq")
 
@@ -56,7 +57,7 @@ _STEP_MS = 200
 
 
 def set_replicas(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     replicas: int,
     *,
     nodes: Sequence[str] | None = None,
@@ -141,14 +142,14 @@ def _check_nodes(record: ClusterRecord, nodes: Sequence[str] | None) -> None:
 
 def _begin(
     ray: Any,
-    cluster: Cluster,
+    cluster: ClusterHandle,
     record: ClusterRecord,
     replicas: int,
     nodes: Sequence[str] | None,
     clock: Clock,
 ) -> ClusterRecord:
     """The record with the new replicas. Raises: Rejected, or Unavailable for a shard that does not run."""
-    from .start import check_addresses
+    from .deploy.start_checks import check_addresses
 
     new = record.with_added_replicas(replicas, nodes)
     check_addresses(ray, new, first=False)
@@ -173,7 +174,7 @@ class _Growth:
     def __init__(
         self,
         ray: Any,
-        cluster: Cluster,
+        cluster: ClusterHandle,
         paths: ClusterPaths,
         record: ClusterRecord,
         clock: Clock,

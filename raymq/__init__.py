@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from raymq.client.produce.async_producer import AsyncProducer
     from raymq.client.produce.producer import Producer
     from raymq.cluster.cluster import Cluster
+    from raymq.cluster.connect import connect
     from raymq.cluster.queue.durable_queue import Queue
-    from raymq.cluster.start import connect, start
+    from raymq.cluster.start import start
 
 __version__ = "0.1.0"
 
@@ -61,7 +62,7 @@ __getattr__ = lazy_names(
         "Producer": "raymq.client.produce.producer",
         "Queue": "raymq.cluster.queue.durable_queue",
         "Receipt": "raymq.client.messages.message",
-        "connect": "raymq.cluster.start",
+        "connect": "raymq.cluster.connect",
         "errors": "raymq.errors:",
         "start": "raymq.cluster.start",
     },

@@ -14,7 +14,7 @@ from raymq.store.base.errors import Rejected
 from .sink import commit_staged
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 #: the property of Spark's threads with the id of their query, which its checkpoint keeps
 QUERY_ID = "sql.streaming.queryId"
@@ -27,7 +27,7 @@ _JOB_GROUP = "spark.jobGroup.id"
 
 
 def stream_sink(
-    cluster: Cluster, *, topic: str | None = None, query: str | None = None
+    cluster: ClusterHandle, *, topic: str | None = None, query: str | None = None
 ) -> Callable[[Any, int], None]:
     """A function for `foreachBatch` that writes each batch of a stream to a topic, each row exactly once.
 

@@ -12,10 +12,10 @@ from raymq.store.base.errors import Rejected
 from .format_lookup import session_of_process, use_format
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
-def options(cluster: Cluster) -> dict[str, str]:
+def options(cluster: ClusterHandle) -> dict[str, str]:
     """The options `raymq.address` and `raymq.token` of a cluster. With three or five replicas all have their addresses.
 
     If this process has a session of Spark 4, the calling thread can use `format("raymq")` afterwards: see `use_format`.

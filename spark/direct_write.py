@@ -36,7 +36,7 @@ from .stored_rows import StoredRows, check_same, other_rows
 from .task_batches import without_empty
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
 #: partitions beyond those of a write whose rows of an earlier run are looked for: tasks begin in about the order of
@@ -75,7 +75,7 @@ class DirectWrite(NamedTuple):
     #: whether rows that an earlier attempt or run has stored are compared
     verify: bool
 
-    def keep_partitions(self, cluster: Cluster, partitions: int) -> None:
+    def keep_partitions(self, cluster: ClusterHandle, partitions: int) -> None:
         """Keep the number of partitions of this write durably, or compare it with that of the first run.
 
         Each partition is a producer of its own. With another number of them rows would be in other partitions, and
@@ -97,7 +97,7 @@ class DirectWrite(NamedTuple):
                 found=partitions,
             )
 
-    def check_other_partitions(self, cluster: Cluster, partitions: int) -> None:
+    def check_other_partitions(self, cluster: ClusterHandle, partitions: int) -> None:
         """Look for rows of partitions that an earlier run had and this one, which has so many, has not.
 
         Raises: Rejected naming the first such partition; Unavailable.
@@ -127,7 +127,7 @@ class DirectWrite(NamedTuple):
         return [producer_id_of(self.topic, self.write_id, partition, int(each)) for each in queues]
 
     def send(
-        self, cluster: Cluster, partition: int, batches: Iterable[pa.RecordBatch]
+        self, cluster: ClusterHandle, partition: int, batches: Iterable[pa.RecordBatch]
     ) -> list[QueueReceipt]:
         """Send the rows of one task. Returns: a receipt for each queue, when all rows are stored.
 
@@ -145,7 +145,7 @@ class DirectWrite(NamedTuple):
             ) from error
 
     def _send(
-        self, cluster: Cluster, partition: int, batches: Iterable[pa.RecordBatch]
+        self, cluster: ClusterHandle, partition: int, batches: Iterable[pa.RecordBatch]
     ) -> list[QueueReceipt]:
         filled = without_empty(iter(batches))
         if filled is None:
@@ -176,13 +176,13 @@ class DirectWrite(NamedTuple):
                     task.write(queue_id, rows)
             return task.finish()
 
-    def _check_no_rows(self, cluster: Cluster, partition: int) -> None:
+    def _check_no_rows(self, cluster: ClusterHandle, partition: int) -> None:
         """Raises: Rejected if an earlier attempt of the partition, which has no rows now, has stored some."""
         if self.verify and _known(cluster, self._producer_ids(partition)):
             _check_excess(self, _begin(self, cluster, partition), {})
 
 
-def _known(cluster: Cluster, producer_ids: list[int]) -> list[int]:
+def _known(cluster: ClusterHandle, producer_ids: list[int]) -> list[int]:
     """Those of these producers that have begun, on whatever shard: shard 0 gives all of them their epochs."""
     found: list[int] = []
     for first in range(0, len(producer_ids), PRODUCERS_OF_A_CALL):
@@ -202,7 +202,7 @@ class _Attempt(NamedTuple):
     stored: dict[int, int]
 
 
-def _begin(write: DirectWrite, cluster: Cluster, partition: int) -> _Attempt:
+def _begin(write: DirectWrite, cluster: ClusterHandle, partition: int) -> _Attempt:
     """Begin an attempt. A repeated task uses the number of queues that the topic had at the first attempt.
 
     With another number rows would go to other queues, and their shards would take them for new ones. Shard 0 knows
@@ -240,7 +240,7 @@ class _Task:
     def __init__(
         self,
         write: DirectWrite,
-        cluster: Cluster,
+        cluster: ClusterHandle,
         partition: int,
         attempt: _Attempt,
         sender: BatchSender,

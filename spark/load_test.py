@@ -22,11 +22,11 @@ from .sink import write
 from .source import read
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
 @contextmanager
-def engine(cluster: Cluster, plan: DatasetPlan) -> Iterator[DatasetEngine]:
+def engine(cluster: ClusterHandle, plan: DatasetPlan) -> Iterator[DatasetEngine]:
     """The engine, with a Spark of this process that has a core for each task."""
     import pyspark
 
@@ -45,7 +45,7 @@ def engine(cluster: Cluster, plan: DatasetPlan) -> Iterator[DatasetEngine]:
 class SparkEngine(DatasetEngine):
     """Rows made, written and read by Spark 3.5."""
 
-    def __init__(self, spark: Any, cluster: Cluster) -> None:
+    def __init__(self, spark: Any, cluster: ClusterHandle) -> None:
         self.spark = spark
         self.cluster = cluster
 

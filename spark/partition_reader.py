@@ -15,7 +15,7 @@ from .range_columns import HowToRead, read_columns
 from .source_options import SourceOptions
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
 class RangePartition(InputPartition):
@@ -23,7 +23,7 @@ class RangePartition(InputPartition):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterHandle,
         wanted: QueueRange,
         options: SourceOptions,
         values: TopicValues,

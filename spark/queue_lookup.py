@@ -21,18 +21,18 @@ from .offsets import HeldOffsets, TopicQueue
 from .source_options import ConnectionOptions, Subscription
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 #: longer than a failover takes, or Ray to restart a shard's only replica. An address that is wrong must not wait longer
 CONNECT_S = 30.0
 
 
-def connect(options: ConnectionOptions) -> Cluster:
+def connect(options: ConnectionOptions) -> ClusterHandle:
     """The cluster of the first address that answers. Raises: Rejected; Unavailable if none answers for `CONNECT_S`."""
     return while_away(lambda: _connect(options), timeout_s=CONNECT_S)
 
 
-def _connect(options: ConnectionOptions) -> Cluster:
+def _connect(options: ConnectionOptions) -> ClusterHandle:
     """One try at each address."""
     last: RayMQError | None = None
     for address in options.addresses:
@@ -45,7 +45,7 @@ def _connect(options: ConnectionOptions) -> Cluster:
     raise Unavailable(message, field="raymq.address") from None
 
 
-def values_of(cluster: Cluster, subscription: Subscription) -> TopicValues:
+def values_of(cluster: ClusterHandle, subscription: Subscription) -> TopicValues:
     """The values of a read: of its topic, if it names one alone. Those of several topics are read as bytes."""
     names = set(subscription.topics or ()) | {each.topic for each in subscription.queues or ()}
     if len(names) != 1:
@@ -57,7 +57,7 @@ def values_of(cluster: Cluster, subscription: Subscription) -> TopicValues:
 class QueueLookup:
     """The queues of a subscription, as the cluster knows them now."""
 
-    def __init__(self, cluster: Cluster, subscription: Subscription) -> None:
+    def __init__(self, cluster: ClusterHandle, subscription: Subscription) -> None:
         self.cluster = cluster
         self._subscription = subscription
 

@@ -18,7 +18,7 @@ from .offsets import report_loss
 from .pushed_filters import with_tags
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
 class HowToRead(NamedTuple):
@@ -32,7 +32,7 @@ class HowToRead(NamedTuple):
 
 
 def read_columns(
-    cluster: Cluster, wanted: QueueRange, names: Sequence[str], how: HowToRead
+    cluster: ClusterHandle, wanted: QueueRange, names: Sequence[str], how: HowToRead
 ) -> Iterator[pa.RecordBatch]:
     """The named columns of a range. Raises: RayMQError."""
     try:

@@ -34,7 +34,7 @@ from .task_batches import Batches, map_in_arrow, partition_of_task, without_empt
 from .task_errors import collect, partitions_of
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 #: the rows that a task returns, for Spark and for Arrow
 _RECEIPT_FIELDS = [field.name for field in fields(QueueReceipt)]
@@ -59,7 +59,7 @@ class WriteResult:
 
 def write(
     df: Any,
-    cluster: Cluster,
+    cluster: ClusterHandle,
     *,
     topic: str | None = None,
     writeId: str | None = None,  # noqa: N803 (the name of the option of Spark 4)
@@ -169,7 +169,7 @@ def _checked_targets(
 
 def commit_staged(
     df: Any,
-    cluster: Cluster,
+    cluster: ClusterHandle,
     topic: str | None,
     write_id: str,
     found: dict[str, SinkTopic] | None = None,
@@ -196,7 +196,7 @@ def commit_staged(
 
 
 def _staging_task(
-    cluster: Cluster, topic: str | None, found: dict[str, SinkTopic]
+    cluster: ClusterHandle, topic: str | None, found: dict[str, SinkTopic]
 ) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
         filled = without_empty(batches)
@@ -232,7 +232,7 @@ def _refuse_random(df: Any) -> None:
         raise Rejected(message, field="plan", limit="deterministic")
 
 
-def _task(cluster: Cluster, direct: DirectWrite) -> Callable[[Batches], Batches]:
+def _task(cluster: ClusterHandle, direct: DirectWrite) -> Callable[[Batches], Batches]:
     def work(batches: Batches) -> Batches:
         receipts = direct.send(cluster, partition_of_task(), batches)
         if receipts:

@@ -34,7 +34,7 @@ from .sink_options import SinkOptions
 from .task_batches import partition_of_task, task_context, without_empty
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -99,7 +99,7 @@ class _RowWriter:
         except RayMQError as error:
             raise error.with_traceback(None) from None
 
-    def _stage(self, cluster: Cluster, batches: Iterable[pa.RecordBatch]) -> str:
+    def _stage(self, cluster: ClusterHandle, batches: Iterable[pa.RecordBatch]) -> str:
         with StagedWriter(Routes.of(cluster)) as writer:
             partition = partition_of_task()
             for row, batch in numbered(batches, partition):

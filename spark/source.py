@@ -21,13 +21,13 @@ from .range_columns import HowToRead, read_columns
 from .source_options import SourceOptions, takes_options
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
 @takes_options("batch")
 def read(
     spark: Any,
-    cluster: Cluster,
+    cluster: ClusterHandle,
     topic: str | None = None,
     *,
     schema: str | Any | None = None,
@@ -92,7 +92,7 @@ class RangeFrames:
     """Makes DataFrames of ranges of queues."""
 
     def __init__(
-        self, spark: Any, cluster: Cluster, options: SourceOptions, schema: str | Any | None
+        self, spark: Any, cluster: ClusterHandle, options: SourceOptions, schema: str | Any | None
     ) -> None:
         """Raises: Rejected for columns that the topic does not have."""
         self._spark = spark
@@ -121,7 +121,7 @@ def _names(schema: Any, values: TopicValues, *, has_headers: bool) -> tuple[str,
 
 
 def _task(
-    cluster: Cluster, ranges: tuple[QueueRange, ...], names: tuple[str, ...], how: HowToRead
+    cluster: ClusterHandle, ranges: tuple[QueueRange, ...], names: tuple[str, ...], how: HowToRead
 ) -> Any:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

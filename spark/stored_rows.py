@@ -17,7 +17,7 @@ from raymq.store.records.properties import PROPERTY_SEPARATOR, TAG_NAME
 from raymq.store.records.rows import producer_stamps
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 _COLUMNS = ("queue_offset", "body", "properties")
 
@@ -37,7 +37,7 @@ class StoredRows(NamedTuple):
     last_offset: int
 
 
-def check_same(cluster: Cluster, rows: pa.RecordBatch, stored: StoredRows) -> None:
+def check_same(cluster: ClusterHandle, rows: pa.RecordBatch, stored: StoredRows) -> None:
     """Compare body, tag and properties of rows of PUT_SCHEMA with those that are stored. Deleted ones are passed over.
 
     Raises: Rejected if one differs; as `read_range`.
@@ -51,7 +51,7 @@ def check_same(cluster: Cluster, rows: pa.RecordBatch, stored: StoredRows) -> No
         _compare(cluster, rows, stored, int(error.fields["min"]))
 
 
-def _compare(cluster: Cluster, rows: pa.RecordBatch, stored: StoredRows, first: int) -> None:
+def _compare(cluster: ClusterHandle, rows: pa.RecordBatch, stored: StoredRows, first: int) -> None:
     bodies, texts = rows.column("body"), _texts(rows)
     where = (stored.topic, stored.queue_id, stored.shard)
     for records in read_range(cluster, *where, first, stored.last_offset + 1):

@@ -19,7 +19,7 @@ from .source_options import SourceOptions, takes_options
 from .stream_progress import StreamProgress
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 logger = logging.getLogger("raymq")
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("raymq")
 @takes_options("stream")
 def stream(
     spark: Any,
-    cluster: Cluster,
+    cluster: ClusterHandle,
     topic: str | None = None,
     *,
     foreachBatch: Callable[[Any, int], Any],  # noqa: N803 (Spark's names)

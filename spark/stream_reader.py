@@ -19,7 +19,7 @@ from .source_options import SourceOptions
 from .stream_progress import StreamProgress
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -48,7 +48,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._given = options
         self._wanted = wanted
-        self._cluster: Cluster | None = None
+        self._cluster: ClusterHandle | None = None
         self._values = TopicValues("")
         self._progress: StreamProgress | None = None
 
@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return options
 
-    def _handle(self) -> Cluster:
+    def _handle(self) -> ClusterHandle:
         """The connected cluster. Raises: Rejected for wrong options or columns; Unavailable."""
         if self._cluster is None:
             options = self._options()

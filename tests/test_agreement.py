@@ -23,6 +23,7 @@ from raymq.actors.shared.control_block import ROLES
 from raymq.actors.shared.processes import ProcessHandle
 from raymq.actors.supervise.lease import Candidate
 from raymq.actors.supervise.supervisor import Supervisor
+from raymq.client.handle import STATUS_TIMEOUT_S
 from raymq.client.messages.codecs import _CODECS, CONTENT_TYPE, codec
 from raymq.client.messages.message import Message
 from raymq.client.messages.received import ReceivedMessage
@@ -33,7 +34,6 @@ from raymq.cluster.cli.doctor import _FILES_FAIL, _FILES_WARN
 from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
-from raymq.cluster.cluster import STATUS_TIMEOUT_S
 from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs

@@ -13,9 +13,9 @@ from typing_extensions import Unpack
 
 from raymq.client.arguments import takes_options_of, wait_s
 from raymq.client.event_wait import set_within
+from raymq.client.handle import ClusterHandle
 from raymq.client.messages.received import ReceivedMessage
 from raymq.client.unclosed import OpenClient
-from raymq.cluster.cluster import Cluster
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 
@@ -83,7 +83,7 @@ class AsyncConsumer(OpenClient):
     @takes_options_of(ConsumerConfig)
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterHandle,
         topic: str,
         *,
         clock: Clock | None = None,

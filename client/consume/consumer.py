@@ -22,12 +22,14 @@ from raymq.client.arguments import (
     takes_options_of,
     wait_s,
 )
+from raymq.client.handle import ClusterHandle
 from raymq.client.messages.columns import message_batch, value_batch, value_schema
 from raymq.client.messages.message import queue_offsets
 from raymq.client.messages.received import ReceivedMessage, received_messages
+from raymq.client.topics.add_queues import add_queues
+from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.routes import Routes
 from raymq.client.unclosed import OpenClient, warn_unclosed
-from raymq.cluster.cluster import Cluster
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.format import check_group_name
@@ -94,7 +96,7 @@ class Consumer(OpenClient):
     @takes_options_of(ConsumerConfig)
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterHandle,
         topic: str,
         *,
         clock: Clock | None = None,
@@ -571,14 +573,15 @@ class Consumer(OpenClient):
             # It was added after the handle was made.
             cluster.learn_shards(shard + 1)
         try:
-            cluster.create_topic(name, queues=cluster.shards)
+            create_topic(cluster, name, queues=cluster.shards)
         except Rejected as error:
             if error.field != "queues":
                 raise
             # It may be older than some shards. Its messages are read in any order.
             facts = cluster.topics()[name]
             missing = cluster.shards - len(set(facts["shards"]))
-            cluster.add_queues(name, int(facts["queues"]) + missing, break_key_order=True)
+            queues = int(facts["queues"]) + missing
+            add_queues(cluster, name, queues, break_key_order=True)
 
     def committed(self) -> dict[int, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""

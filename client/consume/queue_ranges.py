@@ -14,7 +14,7 @@ from .consumer_config import ReadFrom
 from .range_reader import read_range
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
 #: whatever names a queue; sorted
@@ -48,7 +48,7 @@ def split_ranges(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
 
 
 def read_queue_range(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     wanted: QueueRange,
     *,
     read_from: ReadFrom = "leader",

@@ -21,7 +21,7 @@ from .consumer_config import ReadFrom
 from .verify_crcs import verify_slices
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 #: longest wait of one fetch at the shard
 WAIT_MS = 1000
@@ -127,7 +127,7 @@ def ends_before(error: RayMQError | None, offset: int) -> bool:
 
 
 def read_range(
-    cluster: Cluster,
+    cluster: ClusterHandle,
     topic: str,
     queue_id: int,
     shard: int,

@@ -14,9 +14,9 @@ from typing_extensions import Unpack
 
 from raymq.client.arguments import takes_options_of, wait_s
 from raymq.client.event_wait import set_within
+from raymq.client.handle import ClusterHandle
 from raymq.client.messages.message import Message, Receipt
 from raymq.client.unclosed import OpenClient, report_unreceipted
-from raymq.cluster.cluster import Cluster
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected
 from raymq.store.config.promise import Acks
@@ -147,7 +147,11 @@ class AsyncProducer(OpenClient):
 
     @takes_options_of(ProducerConfig)
     def __init__(
-        self, cluster: Cluster, *, clock: Clock | None = None, **options: Unpack[ProducerOptions]
+        self,
+        cluster: ClusterHandle,
+        *,
+        clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         self._batcher = MessageBatcher(
             cluster, owner=type(self).__name__, future_type=AsyncSendFuture, clock=clock, **options

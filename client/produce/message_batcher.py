@@ -24,12 +24,12 @@ from typing_extensions import Unpack
 from raymq.client import forks
 from raymq.client.arguments import wait_s
 from raymq.client.client_thread import ClientThread
+from raymq.client.handle import ClusterHandle
 from raymq.client.messages.columns import put_batch
 from raymq.client.messages.partitioner import queue_of, queues_of
 from raymq.client.messages.queue_split import pieces
 from raymq.client.transport.routes import Routes, TopicRoute
 from raymq.client.unclosed import flush_at_exit, warn_unclosed
-from raymq.cluster.cluster import Cluster
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected
 from raymq.store.base.format import TIMER_TOPIC
@@ -37,6 +37,7 @@ from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Acks
 
 from .batch_sender import BatchSender, checked_put
+from .callbacks import Callbacks
 from .linger import LingerQueue
 from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder, waiting_properties
 from .open_batch import OpenBatch
@@ -59,7 +60,7 @@ class MessageBatcher:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterHandle,
         *,
         owner: str = "Producer",
         future_type: type[SendFuture] = SendFuture,
@@ -519,6 +520,11 @@ class MessageBatcher:
             return self.close_batch(batch)
         self._linger.request(batch)
         return None
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The done callbacks of this producer."""
+        return self.batch_sender.callbacks
 
     def write_for_caller(self, batch: OpenBatch) -> None:
         """Write a batch on the calling thread, which blocks on its receipt, unless the batch must wait for others."""

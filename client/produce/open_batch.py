@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -12,11 +12,26 @@ from raymq.store.config.promise import Acks
 from raymq.store.records.binary_columns import binary_array
 from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SMALL_ROWS_MAX, SmallBatch
 
+from .callbacks import Callbacks
 from .send_future import BatchFuture
 from .shard_sender import ShardSender
 
-if TYPE_CHECKING:
-    from .message_batcher import MessageBatcher
+
+class Batcher(Protocol):
+    """The batcher of an open batch: it closes and writes the batch."""
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Those of its producer."""
+
+    def close_batch(self, batch: OpenBatch) -> ShardSender | None:
+        """Encode a batch and queue it at the sender of its shard. Returns: that sender, which must write now."""
+
+    def write_for_caller(self, batch: OpenBatch) -> None:
+        """See `Waker.write_for_caller`."""
+
+    def request_write_for_caller(self, batch: OpenBatch) -> None:
+        """See `Waker.request_write_for_caller`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +45,7 @@ class OpenBatch:
     begun_s: float
     #: when its linger time is over, on the same clock
     due_s: float
-    batcher: MessageBatcher
+    batcher: Batcher
     #: sender of the queue's shard; None: nothing was sent to the shard before
     shard_sender: ShardSender | None
     #: the batch may be sent when the shard has answered all batches up to this number
@@ -61,6 +76,19 @@ class OpenBatch:
     def is_stalled(self) -> bool:
         """Whether it could not be written before others are answered."""
         return self.shard_sender is not None and self.shard_sender.stalled
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Those of its producer."""
+        return self.batcher.callbacks
+
+    def write_for_caller(self) -> None:
+        """Write it on the calling thread, which blocks on its receipt, unless it must wait for others."""
+        self.batcher.write_for_caller(self)
+
+    def request_write_for_caller(self) -> None:
+        """Have the linger thread do the same, for a caller that must not block."""
+        self.batcher.request_write_for_caller(self)
 
     def close(self, now_s: float) -> None:
         """Take no more messages; `encode` comes next."""

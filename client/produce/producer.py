@@ -10,9 +10,9 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from raymq.client.arguments import takes_options_of
+from raymq.client.handle import ClusterHandle
 from raymq.client.messages.message import Message
 from raymq.client.unclosed import OpenClient
-from raymq.cluster.cluster import Cluster
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.config.promise import Acks
@@ -96,7 +96,11 @@ class Producer(OpenClient):
 
     @takes_options_of(ProducerConfig)
     def __init__(
-        self, cluster: Cluster, *, clock: Clock | None = None, **options: Unpack[ProducerOptions]
+        self,
+        cluster: ClusterHandle,
+        *,
+        clock: Clock | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         self._batcher = MessageBatcher(cluster, clock=clock, **options)
         self.config = self._batcher.config

@@ -11,19 +11,14 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from raymq.client.arguments import wait_s
 from raymq.client.messages.message import Receipt
 from raymq.store.base.errors import RayMQError
 
-from .callbacks import guarded, in_callback
+from .callbacks import Callbacks, guarded, in_callback
 from .queue_sequence import BatchReceipt, UnknownBatch
-
-if TYPE_CHECKING:
-    from .message_batcher import MessageBatcher
-    from .open_batch import OpenBatch
-    from .shard_sender import ShardSender
 
 #: what an awaitable gives
 Result = TypeVar("Result")
@@ -41,15 +36,42 @@ class SendFailure:
         self.observed = False
 
 
+class Waker(Protocol):
+    """A batch that still takes messages, as its future sees it: a caller that waits may have it written."""
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether nothing is under way that it waits for."""
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Those of its producer."""
+
+    def write_for_caller(self) -> None:
+        """Write it on the calling thread, which blocks on its receipt, unless it must wait for others."""
+
+    def request_write_for_caller(self) -> None:
+        """Have another thread do the same, for a caller that must not block."""
+
+
+class AckReader(Protocol):
+    """What delivers a batch, as its future sees it: a caller that waits may read the shard's acks."""
+
+    callbacks: Callbacks
+
+    def read_while_waiting(self, future: BatchFuture, timeout: float | None) -> float | None:
+        """Read acks on the caller's thread until `future` is done. Returns: the seconds of `timeout` that are left."""
+
+
 class BatchFuture(Future[BatchReceipt]):
     """The receipt of a batch. A caller that blocks on it may read the shard's acks itself while it waits."""
 
     #: the batch, while messages are still added to it
-    open_batch: OpenBatch | None = None
+    open_batch: Waker | None = None
     #: delivers the batch, until it is answered
-    shard_sender: ShardSender | None = None
+    shard_sender: AckReader | None = None
     #: the producer, which must not be collected before the batch is answered
-    owner: MessageBatcher | None = None
+    owner: object | None = None
     #: set before the future fails
     failure: SendFailure | None = None
     #: set before the future fails with DeliveryUnknown, for `resend`
@@ -123,7 +145,7 @@ class BatchFuture(Future[BatchReceipt]):
         if shard_sender is not None:
             shard_sender.callbacks.check_may_wait("result()")
         elif open_batch is not None:
-            open_batch.batcher.batch_sender.callbacks.check_may_wait("result()")
+            open_batch.callbacks.check_may_wait("result()")
 
     def refuse(self, failures: Mapping[int, SendFailure]) -> None:
         """Note that the shard refused some rows. The others get the outcome of the batch."""
@@ -218,7 +240,7 @@ class SendFuture:
         open_batch = self._batch.open_batch
         # Most callers wait for other batches: those need no lock. The answer of these sends their batch.
         if open_batch is not None and open_batch.may_be_sent:
-            open_batch.batcher.write_for_caller(open_batch)
+            open_batch.write_for_caller()
         return self._receipt(self._batch.result(timeout, self._row))
 
     def _receipt(self, batch: BatchReceipt) -> Receipt:
@@ -253,7 +275,7 @@ class SendFuture:
             open_batch = batch.open_batch
             if open_batch is not None:
                 # Sends made in the same event-loop iteration join this batch. Another thread writes it.
-                loop.call_soon(open_batch.batcher.request_write_for_caller, open_batch)
+                loop.call_soon(open_batch.request_write_for_caller)
             # A cancelled task must not cancel the wait of others.
             answer = asyncio.shield(_loop_answer(batch, loop))
             with contextlib.suppress(RayMQError):

@@ -12,10 +12,10 @@ from raymq.store.base.errors import Rejected
 from .new_topic import repeat_call
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 
-def add_column(cluster: Cluster, topic: str, column: pa.Field) -> bool:
+def add_column(cluster: ClusterHandle, topic: str, column: pa.Field) -> bool:
     """See `Cluster.add_column`."""
     # The first shard decides, as it does for a new topic.
     facts = cluster.call(0, "topics", {}).get(topic)

@@ -16,13 +16,13 @@ from raymq.store.base.errors import Rejected
 from .new_topic import repeat_call
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    from raymq.client.handle import ClusterHandle
 
 #: of the topic in which a `raymq.Queue` writes down which items are taken
 TAKEN_PREFIX = "%TAKEN%"
 
 
-def add_queues(cluster: Cluster, topic: str, queues: int, *, break_key_order: bool) -> bool:
+def add_queues(cluster: ClusterHandle, topic: str, queues: int, *, break_key_order: bool) -> bool:
     """See `Cluster.add_queues`."""
     known = [cluster.call(shard, "topics", {}) for shard in range(cluster.shards)]
     facts = [each[topic] for each in known if topic in each]
@@ -89,7 +89,7 @@ def _period(spread: list[int]) -> list[int]:
     return spread
 
 
-def _check_no_messages(cluster: Cluster, topic: str) -> None:
+def _check_no_messages(cluster: ClusterHandle, topic: str) -> None:
     """Raises: Rejected for a topic that has had messages."""
     used = [row for row in cluster.describe_topic(topic)["queues"] if row["max_offset"]]
     if used:

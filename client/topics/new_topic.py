@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from raymq.client.arguments import plain_int
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Rejected
+from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
+from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
+    import pyarrow as pa
+
+    from raymq.client.handle import ClusterHandle
 
 #: how long a creation waits until a topic is durable
 CREATE_TIMEOUT_S = 15.0
@@ -23,7 +28,33 @@ CREATE_TIMEOUT_S = 15.0
 CREATE_PAUSE_MS = 100
 
 
-def create_everywhere(cluster: Cluster, arguments: dict[str, Any], *, on_all: bool = False) -> bool:
+def create_topic(
+    cluster: ClusterHandle,
+    name: str,
+    *,
+    queues: int,
+    compacted: bool = False,
+    schema: pa.Schema | None = None,
+    allow_null_values: bool = False,
+) -> bool:
+    """See `Cluster.create_topic`."""
+    spread = list(range(cluster.shards))
+    arguments: dict[str, Any] = {"name": name, "queues": plain_int(queues), "shards": spread}
+    attributes = {CLEANUP_POLICY: COMPACTION} if compacted else {}
+    if schema is not None:
+        from raymq.client.messages.topic_schema import to_json
+
+        attributes[SCHEMA] = to_json(schema)
+    if allow_null_values:
+        attributes[NULL_VALUES] = ALLOWED
+    if attributes:
+        arguments["attributes"] = attributes
+    return create_everywhere(cluster, arguments, on_all=True)
+
+
+def create_everywhere(
+    cluster: ClusterHandle, arguments: dict[str, Any], *, on_all: bool = False
+) -> bool:
     """Create a topic, which all shards then know.
 
     Args: `arguments`: of the operation `create_topic`. `on_all`: a new topic has queues on all shards, also on
@@ -50,7 +81,7 @@ def create_everywhere(cluster: Cluster, arguments: dict[str, Any], *, on_all: bo
 
 
 def repeat_call(
-    cluster: Cluster, shard: int, op: str, arguments: dict[str, Any]
+    cluster: ClusterHandle, shard: int, op: str, arguments: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:
     """`repeat_unknown` of an operation of one shard."""
     return repeat_unknown(lambda: cluster.call(shard, op, arguments), Clock())

@@ -24,7 +24,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from raymq.actors.protocol import tls
 from raymq.client.arguments import check_number
@@ -57,8 +57,6 @@ from .connection import (
 from .flight_client import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from raymq.cluster.cluster import Cluster
-
     from .ray_connection import RayShardConnection
 
 logger = logging.getLogger("raymq")
@@ -128,6 +126,21 @@ def _actor_names(cluster: str, shard: int, replicas: int) -> dict[int, str]:
     return {each: actor_name(cluster, shard, each, "commit_log") for each in range(replicas)}
 
 
+class RoutedCluster(Protocol):
+    """What routes take from a handle on a cluster: see `ClusterHandle`."""
+
+    name: str
+    cluster_id: str
+    shards: int
+    token: str
+    endpoints: dict[int, str]
+    resolver: Resolver | None
+    ca: bytes | None
+    transport: Transport
+    replicas: int
+    replica_endpoints: dict[int, dict[int, str]]
+
+
 @dataclass(eq=False, repr=False)
 class Routes:
     """shard -> endpoint of its leader, and the topics. Threads: any."""
@@ -168,7 +181,7 @@ class Routes:
         self._watch = FetchWatch()
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Routes:
+    def of(cls, cluster: RoutedCluster) -> Routes:
         """The routes of a cluster handle."""
         endpoints, resolver = cluster.endpoints, cluster.resolver
         replica_endpoints = cluster.replica_endpoints

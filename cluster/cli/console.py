@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 from raymq.store.base import errors
@@ -55,11 +56,13 @@ class Console:
 
     @property
     def lifecycle(self) -> Any:
-        """`start`, `connect`, `stop`: module cluster/start.py, loaded when first needed."""
+        """`start`, `connect` and `stop`, loaded when first needed."""
         if self._lifecycle is None:
-            from raymq.cluster import start
+            from raymq.cluster.connect import connect
+            from raymq.cluster.start import start
+            from raymq.cluster.stop import stop
 
-            self._lifecycle = start
+            self._lifecycle = SimpleNamespace(start=start, connect=connect, stop=stop)
         return self._lifecycle
 
     def line(self, text: str | bytes) -> None:

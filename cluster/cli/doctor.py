@@ -23,6 +23,7 @@ from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.bench.machine import version_of
 from raymq.cluster.cluster_record import ClusterRecord, StartOptions, load_record
+from raymq.cluster.connect import connect
 from raymq.cluster.deploy import java
 from raymq.cluster.deploy.placement import NODE_HOST
 from raymq.cluster.paths import (
@@ -33,7 +34,7 @@ from raymq.cluster.paths import (
     nearest_existing,
     volatile_reason,
 )
-from raymq.cluster.start import connect, plan_start
+from raymq.cluster.start import plan_start
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.files import Files

@@ -4,4 +4,5 @@ cluster_watch       judges what replicas say of themselves over time: metrics, a
 controller_metrics  the metrics of a controller
 controller          looks, reports, makes forgotten actors again, publishes routes, suggests moves
 actor               its Ray actor
+controller_actor    that actor: made by each start, ended by stop
 """

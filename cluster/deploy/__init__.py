@@ -4,9 +4,9 @@ ray_host      the Ray under a cluster: which one it is, and the way into it
 owned_ray     the Ray that `start` owns
 ray_head      the program that becomes a detached `ray start`
 ray_probe     the program that tries whether a Ray takes a driver
+start_checks  what a start or an operation checks of a record
 ray_client    clusters reached through ray://
 actor_set     the actors of one cluster: created, waited for, closed
-controller_actor  the actor of the controller: made, ended
 placement     the node of each replica
 replaced_store  the directory of a replica that takes the place of another one
 resolve       finds the present endpoints of shards

@@ -21,7 +21,6 @@ from raymq.actors.protocol.tls import TLS_PREFIX, USE_TLS
 from raymq.client.transport.actor_names import (
     NAMESPACE,
     actor_name,
-    controller_name,
     coordinator_name,
     replica_of_actor,
 )
@@ -31,7 +30,7 @@ from raymq.replication.quorum import majority
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 
-from . import controller_actor, placement
+from . import placement
 from .ray_host import Progress
 
 logger = logging.getLogger("raymq")
@@ -558,8 +557,8 @@ def is_another(ray: Any, record: ClusterRecord, *, clock: Clock) -> bool:
 def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) -> dict[str, str]:
     """Close every actor in order, end it, and wait until Ray has forgotten it.
 
-    The controller comes first, so that it makes none of them again. Then leaders: they answer waiting calls and sync
-    the rest of the log, for which the satellites must still run and followers must answer. Then followers, then
+    The caller has ended the controller, which would make them again. First come leaders: they answer waiting calls and
+    sync the rest of the log, for which the satellites must still run and followers must answer. Then followers, then
     satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a new one at once,
     and is refused only when the shards have ended.
 
@@ -567,12 +566,6 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     Returns: actor name -> "closed" or why it was ended without an orderly close.
     """
     outcomes: dict[str, str] = {}
-    try:
-        if controller_actor.end(ray, record.name, clock=clock):
-            outcomes[controller_name(record.name)] = "closed"
-    except Unavailable as error:
-        # The caller has the lock of the data directory, without which a controller makes nothing.
-        outcomes[controller_name(record.name)] = f"failed to close: {error}"
     members = find(ray, record.name, all_actor_keys(record))
     present = placement.present(ray) if record.placement else {}
 

@@ -8,8 +8,8 @@ import sys
 import warnings
 from typing import Any
 
+from raymq.client.handle import ClusterHandle
 from raymq.client.transport.actor_names import actor_name
-from raymq.cluster.cluster import Cluster
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 
@@ -30,7 +30,7 @@ def is_connected() -> bool:
     return client is not None and bool(client.ray.is_connected())
 
 
-def connect_url(url: str) -> Cluster:
+def connect_url(url: str) -> ClusterHandle:
     """The cluster at ray://host:port. If there are several, ray://host:port/NAME names one.
 
     Connects this process as `ray.init(url)` does, unless it is connected, and leaves it connected.
@@ -58,7 +58,7 @@ def connect_url(url: str) -> Cluster:
     return find(name or None)
 
 
-def find(name: str | None) -> Cluster:
+def find(name: str | None) -> ClusterHandle:
     """A cluster in the Ray that this process is connected to; None: the only one, or "default".
 
     Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
@@ -76,13 +76,13 @@ def find(name: str | None) -> Cluster:
     return cluster
 
 
-def handle_of(ray: Any, name: str) -> Cluster:
+def handle_of(ray: Any, name: str) -> ClusterHandle:
     """A cluster in the Ray that this process is connected to, as its shards describe it.
 
     Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
     """
     facts = actor_set.credentials(ray, name)
-    return Cluster(
+    return ClusterHandle(
         name=name,
         cluster_id=facts["cluster_id"],
         shards=int(facts["shards"]),

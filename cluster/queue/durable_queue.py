@@ -130,7 +130,7 @@ class Queue:
 
         own = cluster is None
         if cluster is None:
-            from raymq.cluster.start import connect
+            from raymq.cluster.connect import connect
 
             cluster = connect()
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from raymq.store.base import format as fmt
 from raymq.store.base.checksum import crc32c
@@ -22,15 +22,13 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.config.delay_levels import LEVELS_SERVICE
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.put.inner_put import InnerPut
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.state import shard_state
 from raymq.store.state.shard_state import INTERNAL_TOPIC, TopicInfo
 from raymq.store.state.topic_schema import SCHEMA, check_schema, extends
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
 
 from . import fastjson
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
 
 TOPICS = "topics.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
@@ -66,7 +64,7 @@ class Tables(NamedTuple):
     queues: list[tuple[str, int]]
 
 
-def tables_of(store: MessageStore) -> Tables:
+def tables_of(store: ServiceHost) -> Tables:
     """The tables of the current state. Callers: any thread; each table is copied in one step of the interpreter."""
     state = store.state
     return Tables(
@@ -77,7 +75,7 @@ def tables_of(store: MessageStore) -> Tables:
     )
 
 
-def import_changed(store: MessageStore, put: InnerPut) -> list[str]:
+def import_changed(store: ServiceHost, put: InnerPut) -> list[str]:
     """Import each file that is not known yet. Returns: their names. Durable: after the next sync.
 
     From a known file only missing values are imported, and only if RocketMQ deleted the snapshots that had them.
@@ -110,7 +108,7 @@ def import_changed(store: MessageStore, put: InnerPut) -> list[str]:
 
 
 def write_back(
-    store: MessageStore,
+    store: ServiceHost,
     tables: Tables | None = None,
     *,
     known: dict[str, tuple[Table, int]] | None = None,
@@ -144,7 +142,7 @@ def write_back(
 # --- the files ------------------------------------------------------------------------------------
 
 
-def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
+def _read(store: ServiceHost, name: str) -> tuple[Table, int] | None:
     """A file's content and its CRC; of `.bak` if the file itself is missing, empty or damaged; None: neither."""
     directory, files = store.log.root / "config", store.files
     reason = ""
@@ -171,7 +169,7 @@ def _read(store: MessageStore, name: str) -> tuple[Table, int] | None:
     )
 
 
-def _write(store: MessageStore, name: str, table: Table, old_crc: int | None) -> int:
+def _write(store: ServiceHost, name: str, table: Table, old_crc: int | None) -> int:
     """Write a file. Its old content goes to `.bak`, which RocketMQ reads if the file is damaged. Returns: its CRC."""
     files, directory = store.files, store.log.root / "config"
     data = encode(table, store.clock.now_ms())
@@ -195,20 +193,20 @@ def encode(table: Table, now_ms: int) -> bytes:
     return fastjson.dumps(table).encode()
 
 
-def _is_known(store: MessageStore, name: str, crc: int) -> bool:
+def _is_known(store: ServiceHost, name: str, crc: int) -> bool:
     """Whether a file's content was imported already, or written by RayMQ."""
     written = (store.log.meta.get(WRITTEN) or {}).get(name, [])
     return crc == store.state.progress.get(IMPORT_SERVICE, {}).get(name) or crc in written
 
 
-def _remember(store: MessageStore, name: str, crcs: list[int]) -> None:
+def _remember(store: ServiceHost, name: str, crcs: list[int]) -> None:
     store.log.meta.update({WRITTEN: {**(store.log.meta.get(WRITTEN) or {}), name: crcs}})
 
 
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def _import_topics(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
+def _import_topics(store: ServiceHost, put: InnerPut, table: Table, is_new: bool) -> None:
     """Put a TOPIC record for each user topic of the file that is unknown, or that a new file changes."""
     shard = int(store.log.meta.get("shard") or 0)
     for name, config in _rows(table, "topicConfigTable", TOPICS):
@@ -288,7 +286,7 @@ def _new_topic(name: str) -> Table:
 # --- offsets and groups ---------------------------------------------------------------------------
 
 
-def _import_offsets(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
+def _import_offsets(store: ServiceHost, put: InnerPut, table: Table, is_new: bool) -> None:
     """Put an OFFSETS record for each group and topic whose offsets in the file are to be imported."""
     for name, offsets in _rows(table, "offsetTable", CONSUMER_OFFSETS):
         topic, _, group = name.partition("@")
@@ -322,7 +320,7 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
         offsets[f"{topic}@{group}"] = {**{int(queue): at for queue, at in theirs.items()}, **ours}
 
 
-def _import_groups(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
+def _import_groups(store: ServiceHost, put: InnerPut, table: Table, is_new: bool) -> None:
     """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
 
 
@@ -358,7 +356,7 @@ def _new_group(name: str) -> Table:
 # --- delay levels ---------------------------------------------------------------------------------
 
 
-def _import_levels(store: MessageStore, put: InnerPut, table: Table, is_new: bool) -> None:
+def _import_levels(store: ServiceHost, put: InnerPut, table: Table, is_new: bool) -> None:
     """Note the offset of each delay level as the progress of the delay service."""
     found = {str(level): int(offset) for level, offset in table.get("offsetTable", {}).items()}
     changes = _keys_to_import(found, store.state.progress.get(LEVELS_SERVICE, {}), is_new)
@@ -390,7 +388,7 @@ def _not_rocketmqs(name: str, reason: str) -> Corrupt:
     )
 
 
-_Import = Callable[["MessageStore", InnerPut, Table, bool], None]
+_Import = Callable[[ServiceHost, InnerPut, Table, bool], None]
 _Export = Callable[[Tables, Table], None]
 #: file name -> the function that imports the file, and the one that makes its content
 _FILES: dict[str, tuple[_Import, _Export]] = {

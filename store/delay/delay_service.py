@@ -10,7 +10,7 @@ crash it delivers later messages again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,13 +19,12 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.config.delay_levels import LEVELS_SERVICE
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue, QueueUnits
 
+from .delay_hook import DelayHook
 from .delayed_record import SLICE_ROWS, DelayRun, by_queue, fitting, waiting_rows
 from .timer_store import TimerMessageStore
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
 
 #: messages delivered by one call, about
 RUN_MESSAGES = 8192
@@ -41,14 +40,14 @@ class LevelSlice(NamedTuple):
     due_ms: int | None
 
 
-def level_offsets(store: MessageStore) -> dict[int, int]:
+def level_offsets(store: ServiceHost) -> dict[int, int]:
     """Level -> offset of its queue in the schedule topic that is delivered next: delayOffset.json's offsetTable."""
     # A copy: any thread asks, while deliveries add levels.
     table = dict(store.state.progress.get(LEVELS_SERVICE, {}))
     return {int(level): offset for level, offset in table.items()}
 
 
-def used_levels(store: MessageStore) -> list[int]:
+def used_levels(store: ServiceHost) -> list[int]:
     """The levels that have a queue, the shortest first. The configured list may have been longer when they got it."""
     return [queue_id + 1 for queue_id in store.consume_queues.queue_ids(SCHEDULE_TOPIC)]
 
@@ -56,7 +55,7 @@ def used_levels(store: MessageStore) -> list[int]:
 class ScheduleMessageService:
     """The delay levels of one shard. Callers: one thread."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: ServiceHost) -> None:
         self._store = store
         self.levels_ms = store.config.delay_levels_ms
         #: messages that name no queue they could be delivered to, or that the log has deleted
@@ -146,10 +145,16 @@ class ScheduleMessageService:
         return leading(is_due)
 
 
+class DelayHost(ServiceHost, Protocol):
+    """The store of a `DelayService`."""
+
+    delay_hook: DelayHook
+
+
 class DelayService:
     """Delivers waiting messages. Callers: one thread."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: DelayHost) -> None:
         self._store = store
         self.levels = ScheduleMessageService(store)
         self.timers = TimerMessageStore(store)

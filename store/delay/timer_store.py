@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.delay_levels import TIMERS_SERVICE
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.properties import REAL_TOPIC, decode, encode
 
 from . import timer_rule
@@ -26,10 +27,6 @@ from .delayed_record import SLICE_ROWS, DelayRun, WaitingMessage, by_queue, fitt
 from .timer_cache import TimerCache, TimerCheckpoint
 from .timer_import import imported_progress, pending_rolls
 from .timer_topic import TimerRows, TimerTopic
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
-
 
 ENQUEUE_PROPERTY, DEQUEUE_PROPERTY = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 
@@ -72,7 +69,7 @@ class DueSecond:
 class TimerMessageStore:
     """The timers of one shard. Callers: one thread; `waiting` and `first_waiting_offset`: any."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: ServiceHost) -> None:
         self._store = store
         self._log = store.log
         self._topic = TimerTopic(store.log, store.consume_queues)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,9 +18,6 @@ from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.records.binary_columns import binary_array
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import PUT_SCHEMA
-
-if TYPE_CHECKING:
-    from .embedded_store import EmbeddedStore
 
 #: bytes of one batch, about
 BATCH_BYTES = 1 << 20
@@ -98,9 +95,16 @@ class AsyncAppend:
 class AsyncPut:
     """Gathers single messages of one store into batches. Callers: any thread; order holds for each thread and queue."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
-        self._store = store
-        self._clock: Clock = store.store.clock
+    def __init__(
+        self,
+        append: Callable[[PutRequest], AppendedRows],
+        wait: Callable[[AppendedRows], AppendedRows],
+        clock: Clock,
+    ) -> None:
+        """Args: `append`, `wait`: those of the store."""
+        self._append_rows = append
+        self._wait = wait
+        self._clock = clock
         self._changed = threading.Condition()
         self._open: dict[tuple[str, int], _Batch] = {}
         self._full: deque[_Batch] = deque()
@@ -174,7 +178,7 @@ class AsyncPut:
     def _append(self, batch: _Batch) -> None:
         """Append a batch. Its error is kept for the callers of `AsyncAppend.result`."""
         try:
-            batch.appended = self._store.append(batch.request())
+            batch.appended = self._append_rows(batch.request())
         except (RayMQError, OSError) as error:
             batch.error = error
             if isinstance(error, Rejected):
@@ -200,7 +204,7 @@ class AsyncPut:
             self._await_promise(one)
         try:
             if batch.appended is not None:
-                self._store.wait(batch.appended)
+                self._wait(batch.appended)
         except Exception as error:
             batch.error = error
         finally:

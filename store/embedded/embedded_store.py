@@ -191,7 +191,7 @@ class EmbeddedStore:
 
     def async_put(self) -> AsyncPut:
         """A service that puts single messages without waiting for each. Close it before the store."""
-        return AsyncPut(self)
+        return AsyncPut(self.append, self.wait, self.store.clock)
 
     def put_message(self, message: InnerMessage) -> PutResult:
         """Put one message and wait until the promise is kept. A refusal is a status, not an exception."""

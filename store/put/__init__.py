@@ -2,6 +2,7 @@
 
 put_path         the puts of users: check, encode, lock, number, write
 inner_put        the puts of the store's own services
+service_host     what the store's services need of the store
 service_records  appends records of the store itself as one unit
 snapshot_writer  a snapshot of the state at the start of each segment
 put_lock         the lock that orders appends

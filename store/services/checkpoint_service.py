@@ -9,14 +9,12 @@ RocketMQ 5.3.3.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import NOT_TRIED
 from raymq.store.config_files import config_json
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
+from raymq.store.put.service_host import ServiceHost
 
 logger = logging.getLogger("raymq.store")
 
@@ -45,7 +43,7 @@ class _WaitingTables(NamedTuple):
 class CheckpointService:
     """Writes checkpoint and configuration files. Callers: one thread calls `run_once` about every second."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: ServiceHost) -> None:
         self._store = store
         self._clock = store.clock
         now_ms = self._clock.monotonic_ms()

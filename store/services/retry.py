@@ -6,21 +6,17 @@ outcome was unknown may deliver the message twice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
 from raymq.store.put.inner_message import EncodedInner, InnerMessage
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import TopicInfo
 
 from .stored_message import StoredMessage, read_one
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
 
 #: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
 RETRY_MAX_TIMES = 16
@@ -39,7 +35,7 @@ def dlq_topic(group: str) -> str:
 
 
 def send_back(
-    store: MessageStore,
+    store: ServiceHost,
     group: str,
     topic: str,
     queue_id: int,

@@ -14,7 +14,7 @@ The rows of an attempt that no decision names belong to no write. They are delet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable, req
 from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import DelayHook
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records import producer_stamp
 from raymq.store.records.binary_columns import ranges, value_bytes, value_offsets
@@ -36,9 +37,6 @@ from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
 
 #: most bytes of staged records that are read and put together
 SLICE_BYTES = 1024 * 1024
@@ -131,7 +129,7 @@ def _as_sent(batch: pa.RecordBatch, rows: pa.BooleanArray) -> pa.RecordBatch:
 
 
 def publish(
-    store: MessageStore,
+    store: ServiceHost,
     topic: str,
     queue_id: int,
     *,
@@ -207,7 +205,7 @@ def _as_one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _rows_from(
-    store: MessageStore, topic: str, queue_id: int, ranges: Sequence[StagedRange], done: int
+    store: ServiceHost, topic: str, queue_id: int, ranges: Sequence[StagedRange], done: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of all ranges from number `done` on. Small ranges are decoded together."""
     end = 0
@@ -247,7 +245,7 @@ def _is_full(parts: list[_SmallRange], more: pa.Array) -> bool:
     return size > SLICE_BYTES or rows > SLICE_ROWS
 
 
-def _records_of_small(store: MessageStore, wanted: StagedRange) -> pa.Array | None:
+def _records_of_small(store: ServiceHost, wanted: StagedRange) -> pa.Array | None:
     """The records of a small range; None if it is not small, or must be read with more care."""
     if (
         wanted.rows > min(SMALL_ROWS, SLICE_ROWS)
@@ -269,7 +267,7 @@ def _records_of_small(store: MessageStore, wanted: StagedRange) -> pa.Array | No
 
 
 def _rows_of_small(
-    store: MessageStore, topic: str, queue_id: int, parts: list[_SmallRange]
+    store: ServiceHost, topic: str, queue_id: int, parts: list[_SmallRange]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of small ranges that follow each other."""
     records = pa.concat_arrays([each.records for each in parts])
@@ -290,7 +288,7 @@ def _rows_of_small(
 
 
 def _rows_of(
-    store: MessageStore, topic: str, queue_id: int, wanted: StagedRange, done: int
+    store: ServiceHost, topic: str, queue_id: int, wanted: StagedRange, done: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of a range from number `done` on: the number of the first one, and columns of PUT_SCHEMA."""
     offset, seen = wanted.first_offset, 0

@@ -6,16 +6,14 @@ Readers of many messages use columns (`QueueReader.fetch`, `record.decode`) inst
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from raymq.store.base.errors import OffsetOutOfRange
 from raymq.store.delay.delayed_record import host_of
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records import properties as props
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
 
 #: most bytes read at a time
 READ_BYTES = 1 << 20
@@ -49,7 +47,7 @@ class StoredMessage(NamedTuple):
 
 
 def read(
-    store: MessageStore, topic: str, queue_id: int, offset: int, *, max_records: int
+    store: ServiceHost, topic: str, queue_id: int, offset: int, *, max_records: int
 ) -> tuple[list[StoredMessage], int]:
     """Messages of one queue from `offset` on, up to the queue's end, and the offset after them.
 
@@ -62,7 +60,7 @@ def read(
     return [_from_row(row) for row in rows], part.next_offset
 
 
-def read_one(store: MessageStore, topic: str, queue_id: int, offset: int) -> StoredMessage | None:
+def read_one(store: ServiceHost, topic: str, queue_id: int, offset: int) -> StoredMessage | None:
     """The message at an offset of a queue; None if it is deleted or does not exist yet."""
     try:
         found, _ = read(store, topic, queue_id, offset, max_records=1)

@@ -13,11 +13,12 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
 from raymq.store.put.inner_message import EncodedInner, InnerMessage, ServiceProgress
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.key_check import check_key
 from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
@@ -28,9 +29,6 @@ from .resolutions import Resolution, Resolutions
 from .stored_message import StoredMessage, read, read_one
 
 logger = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
 
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -70,7 +68,7 @@ class CheckRound(NamedTuple):
 class TransactionService:
     """Prepare, commit, roll back, check. Callers: any thread."""
 
-    _store: MessageStore
+    _store: ServiceHost
     _: KW_ONLY
     #: age from which on a half message is checked (transactionTimeOut)
     timeout_ms: int = 6_000

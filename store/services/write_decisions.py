@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow as pa
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import DECISIONS_TOPIC
 from raymq.store.config.store_config import StoreConfig
+from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import SmallBatch
@@ -29,9 +30,6 @@ from raymq.store.state.shard_state import TopicInfo
 from .producer_ids import hashed
 from .stored_message import read_one
 from .stream_batches import StreamBatch
-
-if TYPE_CHECKING:
-    from raymq.store.engine.message_store import MessageStore
 
 #: staged rows may be decided for so long, and never longer than a third of the retention: what is decided must be
 #: published before its files are deleted
@@ -125,20 +123,20 @@ class BatchDecision(NamedTuple):
     is_published: bool = False
 
 
-def is_decided(store: MessageStore, write_id: str) -> bool:
+def is_decided(store: ServiceHost, write_id: str) -> bool:
     """Whether a write with producers of its own is decided."""
     return (
         store.state.producers.get((decision_producer_id(write_id), DECISIONS_TOPIC, 0)) is not None
     )
 
 
-def has_decided(store: MessageStore, batch: StreamBatch) -> bool:
+def has_decided(store: ServiceHost, batch: StreamBatch) -> bool:
     """Whether a batch of a stream, or a later one of its producer, is decided."""
     entry = store.state.producers.get((batch.decisions_producer_id, DECISIONS_TOPIC, 0))
     return entry is not None and entry.next_sequence > batch.place
 
 
-def decide(store: MessageStore, decision: Mapping[str, Any]) -> AppendedRows:
+def decide(store: ServiceHost, decision: Mapping[str, Any]) -> AppendedRows:
     """Store the decision on a write, unless there is one. `first_decision` then reads the one that counts.
 
     Args: `decision`: JSON values, among them `write_id`, and `staged_ms`: the store time of the first of its rows.
@@ -150,7 +148,7 @@ def decide(store: MessageStore, decision: Mapping[str, Any]) -> AppendedRows:
     return _put(store, decision)
 
 
-def _put(store: MessageStore, decision: Mapping[str, Any]) -> AppendedRows:
+def _put(store: ServiceHost, decision: Mapping[str, Any]) -> AppendedRows:
     columns = [
         pa.array([body_of(decision)], pa.binary()),
         pa.array([None], pa.string()),
@@ -167,7 +165,7 @@ def _put(store: MessageStore, decision: Mapping[str, Any]) -> AppendedRows:
 
 
 def decide_batch(
-    store: MessageStore, batch: StreamBatch, decision: Mapping[str, Any], complete: int | None
+    store: ServiceHost, batch: StreamBatch, decision: Mapping[str, Any], complete: int | None
 ) -> BatchDecision | None:
     """Store the decision on a batch of a stream, or read the first one. Callers: everything decided is dispatched.
 
@@ -196,7 +194,7 @@ def decide_batch(
     return None if appended.duplicates else BatchDecision(own, appended.end_offset)
 
 
-def _earlier(store: MessageStore, batch: StreamBatch, offset: int) -> dict[str, Any]:
+def _earlier(store: ServiceHost, batch: StreamBatch, offset: int) -> dict[str, Any]:
     """The decision on a batch. Args: `offset`: of that on the last one. Raises: as `decide_batch`."""
     found = _read_decision(store, offset)
     while _number_of(found) > batch.number:
@@ -220,7 +218,7 @@ def _number_of(decision: Mapping[str, Any]) -> int:
     return int(decision["batch"][1])
 
 
-def _check_age(store: MessageStore, decision: Mapping[str, Any]) -> None:
+def _check_age(store: ServiceHost, decision: Mapping[str, Any]) -> None:
     write_id, staged_ms = decision["write_id"], int(decision["staged_ms"])
     hours = min(DECIDE_WITHIN_HOURS, store.config.file_reserved_hours / 3)
     age_hours = (store.clock.now_ms() - staged_ms) / 3_600_000
@@ -234,7 +232,7 @@ def _check_age(store: MessageStore, decision: Mapping[str, Any]) -> None:
         )
 
 
-def first_decision(store: MessageStore, appended: AppendedRows) -> dict[str, Any]:
+def first_decision(store: ServiceHost, appended: AppendedRows) -> dict[str, Any]:
     """The decision that counts. Args: `appended`: the answer of `decide`, confirmed and dispatched.
 
     Raises: Rejected if it was deleted with its commit log file; Unavailable while it cannot be read; Corrupt.
@@ -242,7 +240,7 @@ def first_decision(store: MessageStore, appended: AppendedRows) -> dict[str, Any
     return _read_decision(store, appended.first_offset)
 
 
-def _read_decision(store: MessageStore, offset: int) -> dict[str, Any]:
+def _read_decision(store: ServiceHost, offset: int) -> dict[str, Any]:
     """The decision at a queue offset. Raises: as `first_decision`."""
     if offset < 0 or offset < store.queue_range(DECISIONS_TOPIC, 0)[0]:
         raise Rejected(

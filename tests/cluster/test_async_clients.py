@@ -536,7 +536,7 @@ def test_a_message_is_sent_back_for_the_group(
         if op == "send_back":
             asked.append(args)
             return {"topic": "%RETRY%g"}
-        return {} if op == "create_topic" else known(op, args)
+        return {"created": True} if op == "create_topic" else known(op, args)
 
     monkeypatch.setattr(backend, "call", call)
 

@@ -26,6 +26,7 @@ from raymq.cluster.drain_node import drain_node
 from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.replica_status import leader_of
 from raymq.cluster.rolling_restart import to_give_back
+from raymq.cluster.stop import stop
 from raymq.store.base.files import Files
 from tests.cluster.test_paths import HOLDER
 from tests.support.clock import ManualClock
@@ -161,7 +162,7 @@ def test_every_start_makes_a_new_controller_and_keeps_all_other_actors(world: Wo
 
 def test_stop_ends_the_controller_before_all_others(world: World) -> None:
     world.start()
-    report = lifecycle.stop(world.paths.root)
+    report = stop(world.paths.root)
     assert world.ray.actors == {}
     assert world.ray.events[0] == ("kill", CONTROLLER)
     assert report.actors[CONTROLLER] == "closed"
@@ -251,7 +252,7 @@ def forget(world: World, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_a_forgotten_actor_is_made_again_as_a_start_makes_it(world: World, role: str) -> None:
     world.start()
     # The specs of a first start say that no store has been made yet.
-    lifecycle.stop(world.paths.root)
+    stop(world.paths.root)
     world.start()
     name = f"raymq:default:shard-0:replica-2:{role}"
     lost = forget(world, name)
@@ -298,7 +299,7 @@ def test_nothing_is_made_while_a_command_has_the_directory_or_after_stop(world: 
     assert log_name(1) in world.ray.actors
 
     # A controller that is cut off from Ray outlives `stop`.
-    lifecycle.stop(world.paths.root)
+    stop(world.paths.root)
     world.clock.advance(1000 * MAKE_PAUSE_S)
     assert world.rounds()["errors"] == {}
     assert world.ray.actors == {}

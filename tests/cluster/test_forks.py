@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from raymq.client.transport.ray_connection import RayShardConnection
-from raymq.cluster import start as start_module
+from raymq.cluster import stop as stop_module
 from raymq.cluster.cluster import Cluster
 from raymq.store.base.errors import Rejected
 from tests.support.cluster_program import run_program
@@ -84,7 +84,7 @@ def test_a_forked_child_does_not_stop_the_cluster_of_its_parent(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[object] = []
-    monkeypatch.setattr(start_module, "stop", lambda *_, **__: stopped.append(1))
+    monkeypatch.setattr(stop_module, "stop", lambda *_, **__: stopped.append(1))
 
     def handle() -> Cluster:
         return Cluster(

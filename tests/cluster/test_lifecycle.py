@@ -16,9 +16,11 @@ from raymq.client.transport.routes import Routes
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.cluster_record import StartOptions, load_record, new_record
+from raymq.cluster.connect import connect
 from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.stop import stop
 from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.clock import ManualClock
@@ -269,7 +271,7 @@ def test_the_flush_mode_of_a_running_cluster_stays_and_is_not_recorded_otherwise
     begin(tmp_path)
     with pytest.raises(Rejected, match="flush='sync'"):
         begin(tmp_path, flush="async")
-    lifecycle.stop(tmp_path / "data")
+    stop(tmp_path / "data")
     begin(tmp_path)
     assert "shard-0:replica-0:group_commit" in roles(ray)
 
@@ -278,7 +280,7 @@ def test_a_data_directory_once_declared_ephemeral_needs_no_second_word(
     ray: FakeRay, tmp_path: Path
 ) -> None:
     begin(tmp_path)
-    lifecycle.stop(tmp_path / "data")
+    stop(tmp_path / "data")
     assert lifecycle.start(tmp_path / "data", address="auto").shards == 1
 
 
@@ -334,7 +336,7 @@ def test_a_first_start_whose_ray_neither_comes_up_nor_ends_leaves_it_to_stop(
     monkeypatch.setattr(owned_ray, "start_owned", stuck)
     with pytest.raises(Unavailable, match="could not be ended"):
         lifecycle.start(tmp_path / "data", ephemeral=True)
-    assert lifecycle.stop(tmp_path / "data").ray == "not running"
+    assert stop(tmp_path / "data").ray == "not running"
     assert not (tmp_path / "data" / "ray.json").exists()
 
 
@@ -360,7 +362,7 @@ def test_stop_closes_leaders_then_followers_then_satellites_and_leaves_a_foreign
     ray: FakeRay, tmp_path: Path
 ) -> None:
     begin(tmp_path, replicas=2)
-    report = lifecycle.stop(tmp_path / "data")
+    report = stop(tmp_path / "data")
 
     assert report.clean
     assert report.ray == "left running"
@@ -384,7 +386,7 @@ def test_a_shard_that_does_not_close_is_ended_and_the_stop_is_not_clean(
     begin(tmp_path)
     leader = ray.actors["raymq:default:shard-0:replica-0:commit_log"]
     leader.close_failure = RayActorError("the worker died\nstack")
-    report = lifecycle.stop(tmp_path / "data")
+    report = stop(tmp_path / "data")
     assert not report.clean
     assert report.actors == {
         leader.name: "was down: the worker died",
@@ -445,7 +447,7 @@ def test_stop_ends_the_coordinators_of_its_own_queues_last(ray: FakeRay, tmp_pat
     others = "raymq:other:queue:jobs"
     for name in ("raymq:default:queue:jobs", others):
         ray.actors[name] = FakeActor(ray, name, "queue", {"shard": 0})
-    report = lifecycle.stop(tmp_path / "data")
+    report = stop(tmp_path / "data")
     assert report.clean
     assert ray.events[-1] == ("kill", "raymq:default:queue:jobs")
     assert report.actors["raymq:default:queue:jobs"] == "closed"
@@ -462,7 +464,7 @@ def test_stop_leaves_another_cluster_of_its_name_in_a_new_ray_alone(
     actors = dict(ray.actors)
     silent = ray.actors["raymq:default:shard-0:replica-0:commit_log"]
     silent.status_failure = GetTimeoutError()
-    report = lifecycle.stop(tmp_path / "data")
+    report = stop(tmp_path / "data")
     assert (report.clean, report.actors, report.ray) == (True, {}, "not running")
     assert not (tmp_path / "data" / "ray.json").exists()
     assert ray.actors == actors
@@ -477,25 +479,25 @@ def test_stop_removes_the_directory_of_a_replicas_wakeup_sockets(
     replica = str(ClusterPaths(tmp_path / "data").replica(0, 0))
     Wakeup(replica, "commit_log", files=Files()).close()
     assert Path(wakeup_directory(replica)).exists()
-    lifecycle.stop(tmp_path / "data")
+    stop(tmp_path / "data")
     assert not Path(wakeup_directory(replica)).exists()
 
 
 def test_stopping_twice_is_not_an_error(ray: FakeRay, tmp_path: Path) -> None:
     begin(tmp_path)
-    lifecycle.stop(tmp_path / "data")
-    report = lifecycle.stop(tmp_path / "data")
+    stop(tmp_path / "data")
+    report = stop(tmp_path / "data")
     assert report.clean
     assert report.ray == "not running"
 
 
 def test_stop_of_something_else_is_refused(ray: FakeRay, tmp_path: Path) -> None:
     with pytest.raises(Rejected, match=r"no cluster\.json"):
-        lifecycle.stop(tmp_path)
+        stop(tmp_path)
     with pytest.raises(Rejected, match="known: none"):
-        lifecycle.stop("orders")
+        stop("orders")
     with pytest.raises(Rejected, match="on the machine with the data directory"):
-        lifecycle.stop("raymq://127.0.0.1:7000")
+        stop("raymq://127.0.0.1:7000")
 
 
 def test_stop_without_a_target_says_what_it_stops_and_refuses_to_choose(
@@ -503,17 +505,17 @@ def test_stop_without_a_target_says_what_it_stops_and_refuses_to_choose(
 ) -> None:
     lifecycle.start(tmp_path / "a", name="default", address="auto", ephemeral=True)
     said: list[str] = []
-    assert lifecycle.stop(progress=said.append).clean
+    assert stop(progress=said.append).clean
     assert said[0] == f"stopping cluster 'default' of {tmp_path / 'a'}"
     lifecycle.start(tmp_path / "b", name="b", address="auto", ephemeral=True)
     actors = dict(ray.actors)
     with pytest.raises(Rejected, match="several clusters are known here") as refused:
-        lifecycle.stop()
+        stop()
     assert f"b in {tmp_path / 'b'}; default in {tmp_path / 'a'} (does not run)" in str(
         refused.value
     )
     assert ray.actors == actors
-    assert lifecycle.stop("b").clean
+    assert stop("b").clean
 
 
 # --- connect --------------------------------------------------------------------------------------
@@ -553,7 +555,7 @@ def test_connecting_lets_this_process_join_the_ray_of_the_cluster(
     monkeypatch.setattr(ray_host, "_reload_authentication", lambda: None)
     monkeypatch.setattr(ray_host, "_adopted", {})
     monkeypatch.setattr(os, "environ", {"RAYMQ_HOME": os.environ["RAYMQ_HOME"], **environment})
-    cluster = lifecycle.connect()
+    cluster = connect()
     assert cluster.ray_address == OWNED.address
     assert (os.environ.get("RAY_AUTH_TOKEN_PATH") == "/x/token") is adopted
 
@@ -566,7 +568,7 @@ def test_a_cluster_is_found_by_directory_name_or_as_the_only_one(
     endpoint.parent.mkdir(parents=True)
     endpoint.write_text('{"host": "127.0.0.1", "port": 7123}')
     for target in (None, "orders", tmp_path / "data"):
-        cluster = lifecycle.connect(target)
+        cluster = connect(target)
         assert cluster.cluster_id == started.cluster_id
         assert cluster.token == started.token
         assert cluster.endpoints == {0: "127.0.0.1:7123"}
@@ -576,8 +578,8 @@ def test_of_several_clusters_one_must_be_named(ray: FakeRay, tmp_path: Path) -> 
     for name in ("a", "b"):
         lifecycle.start(tmp_path / name, name=name, address="auto", ephemeral=True)
     with pytest.raises(Rejected, match="a, b"):
-        lifecycle.connect()
-    assert lifecycle.connect("b").name == "b"
+        connect()
+    assert connect("b").name == "b"
 
 
 def test_a_name_that_is_not_known_here_is_asked_of_ray(
@@ -586,13 +588,13 @@ def test_a_name_that_is_not_known_here_is_asked_of_ray(
     started = begin(tmp_path, name="orders", shards=2)
     monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "elsewhere"))
     with pytest.raises(Rejected, match="set RAY_ADDRESS"):
-        lifecycle.connect("orders")
+        connect("orders")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    cluster = lifecycle.connect("orders")
+    cluster = connect("orders")
     assert cluster.token == started.token
     assert cluster.endpoints == {0: "127.0.0.1:7000", 1: "127.0.0.1:7001"}
     with pytest.raises(Rejected, match="no cluster 'x'"):
-        lifecycle.connect("x")
+        connect("x")
     with pytest.raises(Rejected, match="the machine that has"):
         cluster.stop()
 
@@ -610,27 +612,27 @@ def test_a_shell_whose_ray_address_is_ray_clients_looks_the_name_up_through_it(
     monkeypatch.setattr(ray_client, "connect_url", connect_url)
     monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    assert lifecycle.connect("orders") is started
+    assert connect("orders").cluster_id == started.cluster_id
     assert urls == ["ray://head:10001/orders"]
 
 
 @pytest.mark.parametrize("url", ["raymq://", "raymq://host", "raymq://host:port"])
 def test_a_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(Rejected, match="raymq://host:port"):
-        lifecycle.connect(url, token="t")
+        connect(url, token="t")
 
 
 def test_a_url_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAYMQ_TOKEN", raising=False)
     with pytest.raises(Rejected, match="RAYMQ_TOKEN"):
-        lifecycle.connect("raymq://host:1")
+        connect("raymq://host:1")
 
 
 def test_the_newline_at_the_end_of_a_token_is_not_part_of_it() -> None:
     shard = FakeCluster()
     with (
         closing(shard),
-        lifecycle.connect(f"raymq://{shard.endpoints[0]}", token=f"{TOKEN}\n") as found,
+        connect(f"raymq://{shard.endpoints[0]}", token=f"{TOKEN}\n") as found,
     ):
         assert found.token == TOKEN
 
@@ -638,7 +640,7 @@ def test_the_newline_at_the_end_of_a_token_is_not_part_of_it() -> None:
 @pytest.mark.parametrize("token", ["two words", "a\x00b", "tokén", "a\nb"])
 def test_a_token_with_characters_that_no_token_has_is_refused_and_not_shown(token: str) -> None:
     with pytest.raises(Rejected, match="content of the file") as refused:
-        lifecycle.connect("raymq://127.0.0.1:1", token=token)
+        connect("raymq://127.0.0.1:1", token=token)
     assert refused.value.field == "token"
     assert token not in str(refused.value)
 

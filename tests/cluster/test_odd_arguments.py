@@ -22,8 +22,8 @@ from raymq.client.produce.async_producer import AsyncProducer
 from raymq.client.produce.producer import Producer
 from raymq.cluster.cli.put_back import of_line
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.connect import connect
 from raymq.cluster.queue.durable_queue import Queue
-from raymq.cluster.start import connect
 from raymq.store.base.errors import Rejected
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.record import check_put
@@ -117,7 +117,7 @@ def test_a_topic_may_be_made_with_numbers_of_numpy(
         name="fake", cluster_id=cluster.cluster_id, shards=1, token=cluster.token, endpoints={}
     )
     monkeypatch.setattr(
-        "raymq.cluster.cluster.create_everywhere",
+        "raymq.client.topics.new_topic.create_everywhere",
         lambda _, arguments, **__: asked.append(arguments),
     )
     monkeypatch.setattr(

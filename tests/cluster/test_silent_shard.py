@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 
 from raymq.client import client_thread
+from raymq.client import handle as handle_module
 from raymq.client.client_thread import ClientThread
 from raymq.client.consume.consumer import Consumer
 from raymq.client.consume.range_reader import RangeReader
@@ -106,7 +107,7 @@ def test_a_refusal_is_raised_when_no_other_shard_answers(
     handle: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes_module, "CALL_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(cluster_module, "_CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(handle_module, "CALL_TIMEOUT_S", 0.3)
     with pytest.raises(Rejected, match="token"):
         Routes(handle.endpoints, "wrong", cluster_id=CLUSTER_ID).topic("t")
 

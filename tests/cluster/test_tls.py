@@ -19,8 +19,10 @@ from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.produce.producer import Producer
 from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.cluster import Cluster
+from raymq.cluster.connect import connect
 from raymq.cluster.deploy import ray_host
-from raymq.cluster.start import connect, start, stop
+from raymq.cluster.start import start
+from raymq.cluster.stop import stop
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates

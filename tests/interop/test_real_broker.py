@@ -18,7 +18,7 @@ import raymq
 from raymq.client.produce.send_future import SendFuture
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.start import stop
+from raymq.cluster.stop import stop
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.cluster import start as lifecycle
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.deploy.ray_host import OwnedRay
 from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.stop import stop
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
@@ -92,7 +92,7 @@ def test_a_start_replaces_a_ray_whose_server_was_lost(
 def test_a_stop_ends_a_ray_that_hangs(data_dir: Path) -> None:
     owned = owned_of(data_dir)
     os.kill(server(owned, "gcs_server"), signal.SIGSTOP)
-    report = lifecycle.stop(data_dir, timeout_s=20)
+    report = stop(data_dir, timeout_s=20)
     assert (report.clean, report.ray) == (False, "stopped")
     assert "gcs_server" in report.actors["ray"]
     assert process_tree.members(owned.family, Files()) == []

@@ -396,6 +396,14 @@ class FakeCluster:
         for backend in self.backends:
             backend.create(name, queues, tuple(range(self.shards)))
 
+    def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """One operation of one shard."""
+        return self.backends[shard].call(op, args)
+
+    def learn_shards(self, count: int) -> range:
+        """A handle on all shards learns nothing."""
+        return range(self.shards, count)
+
     def routes(self) -> Routes:
         """New client routes."""
         return Routes(

@@ -7,12 +7,11 @@ from typing import Any
 
 from raymq.client.transport.actor_names import NAMESPACE, controller_name
 from raymq.cluster.cluster_record import ClusterRecord
+from raymq.cluster.deploy import placement
+from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
-
-from . import placement
-from .ray_host import Progress
 
 #: how long Ray may take to forget an actor
 _END_TIMEOUT_MS = 10_000
@@ -37,7 +36,7 @@ def make(
         return
     if len(record.candidates) == 1:
         return
-    from raymq.cluster.controller.actor import ControllerActor
+    from .actor import ControllerActor
 
     actor = ray.remote(ControllerActor).options(
         name=controller_name(record.name),
@@ -51,6 +50,19 @@ def make(
         label_selector=placement.this_node_selector(ray),
     )
     actor.remote({"role": "controller", "cluster_dir": paths.data_dir})
+
+
+def close(ray: Any, record: ClusterRecord, *, clock: Clock) -> dict[str, str]:
+    """End the controller before the other actors, so that it makes none of them again.
+
+    Returns: its name -> "closed" or why it was not ended; nothing if there was none.
+    """
+    try:
+        was_there = end(ray, record.name, clock=clock)
+    except Unavailable as error:
+        # The caller has the lock of the data directory, without which a controller makes nothing.
+        return {controller_name(record.name): f"failed to close: {error}"}
+    return {controller_name(record.name): "closed"} if was_there else {}
 
 
 def end(ray: Any, cluster: str, *, clock: Clock) -> bool:
