@@ -41,7 +41,7 @@ from raymq.actors.server.ray.concurrency_groups import GROUP_OF, GROUPS
 from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy import ray_host
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.files import Files
 
 MIB = 1 << 20

@@ -43,10 +43,10 @@ from benchmarks.put import (
     percentile,
     send_ms,
 )
+from raymq.client import replica_status
 from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.transport.routes import Routes
-from raymq.cluster import replica_status
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 
 #: how long replicas may take to be equal, or to lead
 TIMEOUT_S = 60.0

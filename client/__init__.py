@@ -1,15 +1,16 @@
 """The client of a cluster: messages, producers, consumers, staged writes, topics. No Ray, but for one module.
 
-handle         `ClusterHandle`: where the shards are, the token, and their calls
-arguments      checks of a caller's arguments
-client_thread  the threads of clients, which differ from those of the program
-event_wait     waits for an asyncio event, up to a timeout
-forks          tells objects of this process from those made before a fork
-unclosed       base of clients with open connections
-messages/      the message model
-transport/     connections to shards, and the shards' endpoints
-topics/        topics on every shard: created, with more queues, with one more column
-produce/       producers
-consume/       consumers
-staged/        writes that are stored whole or not at all, from several processes
+handle          `ClusterHandle`: where the shards are, the token, and their calls
+arguments       checks of a caller's arguments
+client_thread   the threads of clients, which differ from those of the program
+event_wait      waits for an asyncio event, up to a timeout
+forks           tells objects of this process from those made before a fork
+unclosed        base of clients with open connections
+replica_status  what every replica of a shard says of itself; moving a leader
+messages/       the message model
+transport/      connections to shards, and the shards' endpoints
+topics/         topics on every shard: created, with more queues, with one more column
+produce/        producers
+consume/        consumers
+staged/         writes that are stored whole or not at all, from several processes
 """

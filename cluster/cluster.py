@@ -19,15 +19,15 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
 from raymq.store.base.files import Files
 
-from .paths import ClusterPaths
+from .record.paths import ClusterPaths
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
     from .deploy.ray_host import Progress
-    from .drain_node import DrainReport
-    from .recover_shard import RecoveryPlan
+    from .operations.drain_node import DrainReport
+    from .operations.recover_shard import RecoveryPlan
     from .stop import StopReport
 
 #: states of a shard that does not answer
@@ -144,7 +144,7 @@ class Cluster(ClusterHandle):
         """Add `nodes` to each shard, and to a shard in trouble which of its nodes are `away`."""
         missing: list[str] = []
         if self.ray_address is not None and any(map(_in_trouble, shards)):
-            from .deploy.placement import away
+            from .deploy.node_labels import away
 
             missing = away(self.ray_address, (node for nodes in placement for node in nodes))
         for facts in shards:
@@ -299,7 +299,7 @@ class Cluster(ClusterHandle):
 
         Raises: Rejected when it cannot lead; Unavailable when it does not lead within 15 s.
         """
-        from .replica_status import move_leader
+        from raymq.client.replica_status import move_leader
 
         clock = Clock()
         move_leader(self, shard, replica, pause=lambda seconds: clock.sleep_ms(seconds * 1000))
@@ -332,7 +332,7 @@ class Cluster(ClusterHandle):
                 node cannot have it. Nothing was changed.
             Unavailable: the cluster does not run, or the new replica is not complete in time. It goes on by itself.
         """
-        from .replace_replica import replace_replica
+        from .operations.replace_replica import replace_replica
 
         replace_replica(self, shard, replica, node=node, timeout_s=timeout_s, progress=progress)
 
@@ -365,7 +365,7 @@ class Cluster(ClusterHandle):
                 was changed.
             Unavailable: the cluster does not run, or the new replicas have not everything in time. They go on copying.
         """
-        from .set_replicas import set_replicas
+        from .operations.set_replicas import set_replicas
 
         set_replicas(self, replicas, nodes=nodes, timeout_s=timeout_s, progress=progress)
 
@@ -380,7 +380,7 @@ class Cluster(ClusterHandle):
             Rejected: the shard has enough replicas, or nothing could be recovered, or a node cannot have a replica.
             Unavailable: the cluster does not run.
         """
-        from .recover_shard import find_plan
+        from .operations.recover_shard import find_plan
 
         return find_plan(self, shard, nodes=nodes)
 
@@ -414,7 +414,7 @@ class Cluster(ClusterHandle):
                 is not true any more. Nothing was changed.
             Unavailable: the cluster does not run, or the successors are not complete in time. They go on by themselves.
         """
-        from .recover_shard import recover_shard
+        from .operations.recover_shard import recover_shard
 
         if accept_loss is not True:
             raise Rejected(
@@ -442,7 +442,7 @@ class Cluster(ClusterHandle):
             Unavailable: a replica is away or not complete; or the cluster does not run. Repeat the call when the
                 shards have all of their replicas.
         """
-        from .rolling_restart import rolling_restart
+        from .operations.rolling_restart import rolling_restart
 
         rolling_restart(self, replica_timeout_s=replica_timeout_s, progress=progress)
 
@@ -485,7 +485,7 @@ class Cluster(ClusterHandle):
             Unavailable: the cluster or one of its shards does not run, or a new one does not serve in time. The same
                 call completes the addition.
         """
-        from .add_shards import add_shards
+        from .operations.add_shards import add_shards
 
         return add_shards(self, count, nodes=nodes, timeout_s=timeout_s, progress=progress)
 
@@ -505,7 +505,7 @@ class Cluster(ClusterHandle):
             Rejected: the node has no replica, or leads a shard that no other replica can lead. Nothing was done.
             Unavailable: it still leads a shard at the end of the time.
         """
-        from .drain_node import drain_node
+        from .operations.drain_node import drain_node
 
         return drain_node(self, node, timeout_s=timeout_s, progress=progress)
 
@@ -544,7 +544,7 @@ class Cluster(ClusterHandle):
 
     def _learn_placement(self) -> None:
         """Read the nodes of shards that were added, where the data directory is."""
-        from .cluster_record import load_record
+        from .record.cluster_record import load_record
 
         if self.data_dir is not None and self.placement is not None:
             record = load_record(ClusterPaths(self.data_dir), Files())
@@ -566,7 +566,7 @@ def _in_trouble(facts: dict[str, Any]) -> bool:
 
 def _cause_of_absence(away: list[str], error: str | None) -> str:
     """What is wrong with a shard of lost nodes, and with it the shard's own error."""
-    from .deploy.placement import describe_away
+    from .deploy.node_labels import describe_away
 
     cause = "; ".join(map(describe_away, away))
     return f"{cause} ({error})" if error else cause

@@ -11,14 +11,14 @@ from raymq.client.arguments import check_choice
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 
-from . import cluster_record
 from .cluster import Cluster
-from .cluster_record import ClusterRecord
 from .deploy import ray_client, ray_host
 from .deploy.ray_host import RayTarget
 from .deploy.resolve import FileResolver, RayResolver, load_endpoints
-from .paths import ClusterPaths, load_token
-from .targets import find_data_dir, is_path, known_names
+from .record import cluster_record
+from .record.cluster_record import ClusterRecord
+from .record.paths import ClusterPaths, load_token
+from .record.targets import find_data_dir, is_path, known_names
 
 if TYPE_CHECKING:
     from raymq.client.transport.connection import Transport

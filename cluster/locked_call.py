@@ -8,7 +8,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
 from .deploy.ray_host import Progress
-from .paths import ClusterPaths
+from .record.paths import ClusterPaths
 
 logger = logging.getLogger("raymq")
 

@@ -18,24 +18,25 @@ from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.promise import Flush
 
-from . import add_shards, cluster_record
 from .cluster import Cluster
-from .cluster_record import ClusterRecord, StartOptions, store_config
 from .connect import known_ca, local_handle
 from .controller import controller_actor
 from .deploy import actor_set, owned_ray, ray_host, run_sweep
-from .deploy.placement import NODE_HOST
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import save_endpoints
 from .deploy.start_checks import check_addresses, check_pools
 from .locked_call import LockedCall
-from .paths import (
+from .operations import add_shards
+from .record import cluster_record
+from .record.cluster_record import ClusterRecord, StartOptions, store_config
+from .record.paths import (
     ClusterPaths,
     directory_lock,
     load_or_make_token,
     prepare_data_dir,
     volatile_reason,
 )
+from .record.placement import NODE_HOST
 
 if TYPE_CHECKING:
     pass

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from . import cluster_record
-from .cluster_record import ClusterRecord
 from .controller import controller_actor
 from .deploy import actor_set, owned_ray, ray_host, run_sweep
 from .deploy.ray_host import Progress, RayTarget
 from .locked_call import LockedCall
-from .paths import ClusterPaths, directory_lock
-from .targets import local_paths
+from .record import cluster_record
+from .record.cluster_record import ClusterRecord
+from .record.paths import ClusterPaths, directory_lock
+from .record.targets import local_paths
 
 
 @dataclass(frozen=True, kw_only=True)

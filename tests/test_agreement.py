@@ -34,10 +34,10 @@ from raymq.cluster.cli.doctor import _FILES_FAIL, _FILES_WARN
 from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
-from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.deploy import owned_ray
 from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.spark.format_lookup import OLDEST_PYSPARK
 from raymq.store.base import errors
 from raymq.store.base.clock import Clock

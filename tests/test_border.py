@@ -121,15 +121,15 @@ def test_a_program_for_users_imports_public_names_only(name: str, source: str) -
 
 def test_the_border_check_sees_every_kind_of_import() -> None:
     source = """
-        import raymq.cluster.paths
+        import raymq.cluster.record.paths
         from raymq.spark.sink import write
         from raymq import Queue, nothing
         from raymq.store import format
-        raymq.Cluster, raymq.store.verify, raymq.cluster.paths, raymq.errors.Rejected
+        raymq.Cluster, raymq.store.verify, raymq.cluster.record.paths, raymq.errors.Rejected
     """
     assert sorted(foreign_names(textwrap.dedent(source))) == [
         "raymq.cluster",
-        "raymq.cluster.paths",
+        "raymq.cluster.record.paths",
         "raymq.nothing",
         "raymq.spark.sink.write",
         "raymq.store.format",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raymq import __version__
-from raymq.cluster.paths import mount_of
+from raymq.cluster.record.paths import mount_of
 from raymq.store.base.files import Files
 
 _GIB = 1 << 30

@@ -22,11 +22,10 @@ from typing import Any, Literal
 from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.bench.machine import version_of
-from raymq.cluster.cluster_record import ClusterRecord, StartOptions, load_record
 from raymq.cluster.connect import connect
 from raymq.cluster.deploy import java
-from raymq.cluster.deploy.placement import NODE_HOST
-from raymq.cluster.paths import (
+from raymq.cluster.record.cluster_record import ClusterRecord, StartOptions, load_record
+from raymq.cluster.record.paths import (
     ClusterPaths,
     check_data_dir,
     load_token,
@@ -34,6 +33,7 @@ from raymq.cluster.paths import (
     nearest_existing,
     volatile_reason,
 )
+from raymq.cluster.record.placement import NODE_HOST
 from raymq.cluster.start import plan_start
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected
@@ -368,7 +368,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
             cluster.describe()
             shards = cluster.status()["shards"]
             # Here: it imports Arrow, which the other checks need not wait for.
-            from raymq.cluster.replica_status import statuses
+            from raymq.client.replica_status import statuses
 
             rows = [] if record.has_one_replica else statuses(cluster)
     except RayMQError as error:

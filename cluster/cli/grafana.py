@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.cluster.deploy.ray_host import RayTarget, find_ray, session
-from raymq.cluster.targets import local_paths
+from raymq.cluster.record.targets import local_paths
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 

@@ -15,7 +15,7 @@ from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
 def shard_list(options: argparse.Namespace, console: Console) -> int:
     """raymq shard list"""
     # Here: it imports Arrow, which a wrong command need not wait for.
-    from raymq.cluster import replica_status
+    from raymq.client import replica_status
 
     with cluster_of(options, console) as cluster:
         rows = replica_status.statuses(cluster)
@@ -28,7 +28,7 @@ def shard_list(options: argparse.Namespace, console: Console) -> int:
 
 def shard_describe(options: argparse.Namespace, console: Console) -> int:
     """raymq shard describe SHARD"""
-    from raymq.cluster import replica_status
+    from raymq.client import replica_status
 
     with cluster_of(options, console) as cluster:
         rows = replica_status.statuses(cluster, options.shard)
@@ -174,7 +174,7 @@ def shard_drain_node(options: argparse.Namespace, console: Console) -> int:
 
 def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Leader, epoch and health of one shard."""
-    from raymq.cluster.replica_status import leader_of
+    from raymq.client.replica_status import leader_of
 
     leader = leader_of(rows)
     up = [row for row in rows if row["state"] == "RUNNING"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raymq.actors.protocol.tls import TLS_PREFIX, is_loopback
-from raymq.cluster.cluster_record import protection
+from raymq.cluster.record.cluster_record import protection
 
 _KIB = 1024
 _MIB = 1024 * _KIB

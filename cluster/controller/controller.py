@@ -26,11 +26,11 @@ from typing import Any
 from raymq.actors.leader.metrics import Collector, MakeInstrument, MetricValues
 from raymq.actors.protocol import tls
 from raymq.client.transport.actor_names import NAMESPACE, actor_name
-from raymq.cluster import cluster_record
-from raymq.cluster.cluster_record import ClusterRecord
-from raymq.cluster.deploy import actor_set, placement, ray_host
+from raymq.cluster.deploy import actor_set, node_labels, ray_host
 from raymq.cluster.deploy.resolve import save_endpoints
-from raymq.cluster.paths import ClusterPaths, directory_lock, load_token
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths, directory_lock, load_token
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
@@ -173,7 +173,7 @@ class Controller:
     ) -> dict[tuple[int, int], dict[str, Any]]:
         """(shard, replica) -> the answer of `ready`."""
         ray, known = self._ray, set(names)
-        present = placement.present(ray) if record.placement else {}
+        present = node_labels.present(ray) if record.placement else {}
         calls: dict[tuple[int, int], Any] = {}
         states: dict[tuple[int, int], dict[str, Any]] = {}
         for shard in range(record.shards):

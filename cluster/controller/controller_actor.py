@@ -6,10 +6,10 @@ import contextlib
 from typing import Any
 
 from raymq.client.transport.actor_names import NAMESPACE, controller_name
-from raymq.cluster.cluster_record import ClusterRecord
-from raymq.cluster.deploy import placement
+from raymq.cluster.deploy import node_labels
 from raymq.cluster.deploy.ray_host import Progress
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 
@@ -47,7 +47,7 @@ def make(
         max_task_retries=0,
         num_cpus=0,
         max_concurrency=_MAX_CONCURRENCY,
-        label_selector=placement.this_node_selector(ray),
+        label_selector=node_labels.this_node_selector(ray),
     )
     actor.remote({"role": "controller", "cluster_dir": paths.data_dir})
 

@@ -24,18 +24,18 @@ from raymq.client.transport.actor_names import (
     coordinator_name,
     replica_of_actor,
 )
-from raymq.cluster.cluster_record import REPLICAS, ClusterRecord
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.cluster_record import REPLICAS, ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.replication.quorum import majority
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 
-from . import placement
+from . import node_labels
 from .ray_host import Progress
 
 logger = logging.getLogger("raymq")
 
-_PREPARE = "raymq.cluster.deploy.placement:prepare_replica"
+_PREPARE = "raymq.cluster.deploy.prepare_replica:prepare_replica"
 _CALL_TIMEOUT_S = 10.0
 #: how long a replica may take to say whether it leads: one that hangs must not delay the others' answers for long
 LOOKUP_TIMEOUT_S = 3.0
@@ -151,7 +151,7 @@ def create(
     """
     kinds = _actor_classes(ray)
     running = _check_running(ray, record, min(timeout_s, _CALL_TIMEOUT_S))
-    here = placement.this_node_selector(ray)
+    here = node_labels.this_node_selector(ray)
     members = []
 
     for spec in specs:
@@ -170,7 +170,7 @@ def create(
                 max_concurrency=_COMMIT_LOG_CONCURRENCY
                 if role == "commit_log"
                 else _SATELLITE_CONCURRENCY,
-                label_selector=here if node is None else {placement.NODE_LABEL: node},
+                label_selector=here if node is None else {node_labels.NODE_LABEL: node},
             )
             .remote(spec)
         )
@@ -426,7 +426,7 @@ def _ask_all(
     ray: Any, members: list[Member], clock: Clock, timeout_ms: int
 ) -> Iterator[tuple[Member, dict[str, Any]]]:
     """The state of each member. All are asked at once: several silent ones then take the time of one."""
-    present = placement.present(ray) if any(member.node for member in members) else {}
+    present = node_labels.present(ray) if any(member.node for member in members) else {}
     # Ray would hold a call to an actor whose node is away until the node is back.
     asked = [m for m in members if m.node is None or m.node in present]
     calls = {member.name: member.handle.ready.remote() for member in asked}
@@ -436,7 +436,7 @@ def _ask_all(
             left_s = max(0.0, (deadline_ms - clock.monotonic_ms()) / 1000)
             yield member, answer(ray, calls[member.name], left_s)
         else:
-            yield member, absent("PENDING", placement.describe_away(str(member.node)))
+            yield member, absent("PENDING", node_labels.describe_away(str(member.node)))
 
 
 def _check_damaged(
@@ -567,7 +567,7 @@ def close(ray: Any, record: ClusterRecord, *, clock: Clock, timeout_s: float) ->
     """
     outcomes: dict[str, str] = {}
     members = find(ray, record.name, all_actor_keys(record))
-    present = placement.present(ray) if record.placement else {}
+    present = node_labels.present(ray) if record.placement else {}
 
     leaders = _leading(ray, record, members, present, clock)
 

@@ -21,7 +21,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from raymq.cluster.paths import ClusterPaths, run_dir
+from raymq.cluster.record.paths import ClusterPaths, run_dir
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files

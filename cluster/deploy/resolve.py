@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from raymq.actors.ray.replica_files import read_endpoint, read_led_epoch
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.files import Files
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from raymq.actors.shared.wakeup import wakeup_directory
-from raymq.cluster.paths import run_dir
+from raymq.cluster.record.paths import run_dir
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
 from raymq.store.base.files import Files

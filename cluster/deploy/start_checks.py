@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from raymq.actors.protocol import tls
-from raymq.cluster.cluster_record import ClusterRecord, store_config
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.cluster_record import ClusterRecord, store_config
+from raymq.cluster.record.paths import ClusterPaths
+from raymq.cluster.record.placement import NODE_HOST
 from raymq.store.base.files import Files
 from raymq.store.log.transient_pool import check_room
 
-from . import placement
-from .placement import NODE_HOST
+from . import node_labels
 
 
 def check_pools(paths: ClusterPaths, record: ClusterRecord, files: Files) -> None:
@@ -33,7 +33,7 @@ def check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[str
     if record.nodes is not None:
         # A replica that was replaced may be on a node that the first start did not name.
         nodes = {node for row in record.placement or () for node in row}
-        addresses = placement.check_nodes(ray, record.nodes if first else nodes, first=first)
+        addresses = node_labels.check_nodes(ray, record.nodes if first else nodes, first=first)
     elif record.host == NODE_HOST:
         addresses = [ray.util.get_node_ip_address()]
     hosts = addresses if record.host == NODE_HOST else [record.host]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.paths import run_dir
+from raymq.cluster.record.paths import run_dir
 from raymq.store.base.errors import RayMQError, from_wire, to_wire
 from raymq.store.base.files import Files
 

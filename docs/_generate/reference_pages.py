@@ -19,7 +19,7 @@ from field_comments import field_comments
 import raymq
 from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.main import build_parser
-from raymq.cluster.cluster_record import StartOptions, new_record, resume_record
+from raymq.cluster.record.cluster_record import StartOptions, new_record, resume_record
 from raymq.store.base.errors import Rejected
 from raymq.store.config.store_config import StoreConfig
 

@@ -14,10 +14,11 @@ import pytest
 
 from raymq.actors.leader.admin_calls import AdminCalls
 from raymq.client.topics.new_topic import create_everywhere
-from raymq.cluster import add_shards as adding
-from raymq.cluster import cluster_record
-from raymq.cluster.add_shards import check_led, default_nodes, plan_shards
-from raymq.cluster.cluster_record import (
+from raymq.cluster.deploy import actor_set, node_labels
+from raymq.cluster.operations import add_shards as adding
+from raymq.cluster.operations.add_shards import check_led, default_nodes, plan_shards
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import (
     ClusterRecord,
     StartOptions,
     load_record,
@@ -25,8 +26,7 @@ from raymq.cluster.cluster_record import (
     resume_record,
     save_record,
 )
-from raymq.cluster.deploy import actor_set, placement
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.put.inner_message import ServiceProgress
@@ -152,7 +152,7 @@ def test_every_shard_must_have_a_leader() -> None:
 
 
 def test_the_actors_of_a_cluster_are_found_by_their_names(tmp_path: Path) -> None:
-    ray = FakeRay({placement.NODE_LABEL: "a"})
+    ray = FakeRay({node_labels.NODE_LABEL: "a"})
     for name in ("o.1", "o-1"):
         cluster = new_record(StartOptions(name=name, shards=12))
         actor_set.create(ray, cluster, actor_set.specs(cluster, ClusterPaths(tmp_path), "t", {}))

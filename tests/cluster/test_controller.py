@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import cluster_record
+from raymq.client.replica_status import leader_of
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.controller.cluster_watch import QUIET_S
 from raymq.cluster.controller.controller import MAKE_PAUSE_S, Controller
 from raymq.cluster.controller.controller_metrics import CONTROLLER_METRICS
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.resolve import load_endpoints
-from raymq.cluster.drain_node import drain_node
-from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.replica_status import leader_of
-from raymq.cluster.rolling_restart import to_give_back
+from raymq.cluster.operations.drain_node import drain_node
+from raymq.cluster.operations.rolling_restart import to_give_back
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.stop import stop
 from raymq.store.base.files import Files
 from tests.cluster.test_paths import HOLDER
@@ -392,7 +392,7 @@ def test_a_drained_node_gets_no_leadership_back_until_the_next_start(
     spread: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread.fail_over()
-    monkeypatch.setattr("raymq.cluster.replica_status.statuses", lambda *args: rows(spread))
+    monkeypatch.setattr("raymq.client.replica_status.statuses", lambda *args: rows(spread))
     cluster: Any = SimpleNamespace(
         placement=spread.record.placement, replicas=3, data_dir=spread.paths.data_dir
     )

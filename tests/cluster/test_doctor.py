@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from raymq.actors.protocol import tls
-from raymq.cluster import paths
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cli import doctor
 from raymq.cluster.cli.doctor import GIB, MIB, Check
-from raymq.cluster.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.deploy import java
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record import paths
+from raymq.cluster.record.cluster_record import StartOptions, new_record, save_record
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates

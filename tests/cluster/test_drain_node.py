@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import replica_status
-from raymq.cluster.drain_node import DrainReport, drain_node
+from raymq.client import replica_status
+from raymq.cluster.operations.drain_node import DrainReport, drain_node
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 

@@ -27,8 +27,8 @@ from raymq.client.transport.routes import LeaderRoute, Routes
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy.resolve import FileResolver
-from raymq.cluster.paths import ClusterPaths
 from raymq.cluster.queue.assignment_log import Assignment, AssignmentLog
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     DeliveryUnknown,

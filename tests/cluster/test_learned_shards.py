@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from raymq.client import replica_status
 from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.transport.routes import Routes
-from raymq.cluster import replica_status
 from raymq.cluster.cluster import Cluster
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeCluster

@@ -15,11 +15,11 @@ from raymq.client.topics import new_topic
 from raymq.client.transport.routes import Routes
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.cluster_record import StartOptions, load_record, new_record
 from raymq.cluster.connect import connect
 from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.cluster_record import StartOptions, load_record, new_record
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.stop import stop
 from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files

@@ -12,7 +12,7 @@ import pytest
 from raymq.cluster.deploy import owned_ray, process_tree
 from raymq.cluster.deploy.owned_ray import free_ports
 from raymq.cluster.deploy.ray_host import OwnedRay
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
 from tests.support.clock import ManualClock

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from raymq.client.transport import actor_names
-from raymq.cluster import cluster_record, paths
-from raymq.cluster.cluster_record import (
+from raymq.cluster.record import cluster_record, paths
+from raymq.cluster.record.cluster_record import (
     ClusterRecord,
     StartOptions,
     load_record,
@@ -186,7 +186,7 @@ def test_a_name_that_cannot_be_part_of_a_path_is_refused(name: str) -> None:
 
 HOLDER = """
 import sys
-from raymq.cluster import paths
+from raymq.cluster.record import paths
 from raymq.store.base.files import Files
 with paths.directory_lock(paths.ClusterPaths(sys.argv[1]), Files()):
     print("held", flush=True)

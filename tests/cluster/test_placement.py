@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.cluster_record import (
+from raymq.cluster.deploy import actor_set, node_labels, prepare_replica
+from raymq.cluster.record import placement
+from raymq.cluster.record.cluster_record import (
     StartOptions,
     load_record,
     new_record,
     resume_record,
     save_record,
 )
-from raymq.cluster.deploy import actor_set, placement
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.log.control_files.meta import Meta
@@ -98,24 +99,24 @@ def test_a_single_address_is_none_for_several_nodes() -> None:
 
 
 def test_one_label_on_two_nodes_is_refused_and_a_missing_one_only_at_first() -> None:
-    ray = FakeRay({placement.NODE_LABEL: "a"})
-    assert placement.check_nodes(ray, ["a", "b"], first=False) == ["127.0.0.1"]
+    ray = FakeRay({node_labels.NODE_LABEL: "a"})
+    assert node_labels.check_nodes(ray, ["a", "b"], first=False) == ["127.0.0.1"]
     with pytest.raises(Rejected, match="--labels raymq-node=b.* There are: a"):
-        placement.check_nodes(ray, ["a", "b"], first=True)
-    ray.others["n3"] = {placement.NODE_LABEL: "a"}
+        node_labels.check_nodes(ray, ["a", "b"], first=True)
+    ray.others["n3"] = {node_labels.NODE_LABEL: "a"}
     with pytest.raises(Rejected, match="several nodes have the label raymq-node=a"):
-        placement.check_nodes(ray, ["a"], first=False)
+        node_labels.check_nodes(ray, ["a"], first=False)
 
 
 def test_every_role_of_a_replica_stays_with_its_disk(tmp_path: Path) -> None:
-    ray = FakeRay({placement.NODE_LABEL: "a"})
+    ray = FakeRay({node_labels.NODE_LABEL: "a"})
     record = fresh(shards=2, replicas=2, nodes=["a", "b"])
     members, _ = actor_set.create(
         ray, record, actor_set.specs(record, ClusterPaths(tmp_path), "token", {})
     )
     for member in members:
         node = record.placement[member.shard][member.replica]
-        assert ray.options[member.name]["label_selector"] == {placement.NODE_LABEL: node}
+        assert ray.options[member.name]["label_selector"] == {node_labels.NODE_LABEL: node}
 
 
 # --- the checks of a replica ----------------------------------------------------------------------
@@ -150,11 +151,11 @@ def make_store(found: dict[str, Any], **identity: Any) -> None:
 
 
 def test_the_data_directory_is_made_private_where_the_actor_is(tmp_path: Path) -> None:
-    address = placement.prepare_replica(spec(tmp_path), restarted=False)
+    address = prepare_replica.prepare_replica(spec(tmp_path), restarted=False)
     assert address == ("127.0.0.1", "127.0.0.1")
     assert os.stat(tmp_path / "data").st_mode & 0o777 == 0o700
     with pytest.raises(Rejected, match="ephemeral=True"):
-        placement.prepare_replica(
+        prepare_replica.prepare_replica(
             spec(tmp_path, cluster_dir="/tmp/none", ephemeral=False), restarted=False
         )
 
@@ -163,13 +164,13 @@ def test_a_directory_with_something_else_in_it_is_refused(tmp_path: Path) -> Non
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "thesis.tex").write_text("")
     with pytest.raises(Rejected, match="not empty"):
-        placement.prepare_replica(spec(tmp_path), restarted=False)
+        prepare_replica.prepare_replica(spec(tmp_path), restarted=False)
 
 
 def test_a_replica_finds_its_own_store_again(tmp_path: Path) -> None:
     mine = spec(tmp_path, formed=True)
     make_store(mine)
-    placement.prepare_replica(mine, restarted=True)
+    prepare_replica.prepare_replica(mine, restarted=True)
 
 
 @pytest.mark.parametrize(
@@ -179,27 +180,29 @@ def test_the_store_of_another_is_refused(name: str, other: Any, tmp_path: Path) 
     mine = spec(tmp_path)
     make_store(mine, **{name: other})
     with pytest.raises(Rejected, match="is it the disk of another") as caught:
-        placement.prepare_replica(mine, restarted=False)
+        prepare_replica.prepare_replica(mine, restarted=False)
     assert caught.value.field == name
 
 
 def test_a_leader_does_not_begin_again_on_an_empty_disk(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="node a has no store"):
-        placement.prepare_replica(spec(tmp_path, formed=True), restarted=False)
+        prepare_replica.prepare_replica(spec(tmp_path, formed=True), restarted=False)
     with pytest.raises(Unavailable, match="mount its disk"):
-        placement.prepare_replica(spec(tmp_path), restarted=True)
+        prepare_replica.prepare_replica(spec(tmp_path), restarted=True)
     # A follower gets everything from its leader again.
     follower = spec(tmp_path, formed=True, replica=1)
-    placement.prepare_replica(follower, restarted=True)
+    prepare_replica.prepare_replica(follower, restarted=True)
 
 
 def test_a_node_whose_address_others_reach_needs_tls_or_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "_node_address", lambda: "192.0.2.7")
+    monkeypatch.setattr(prepare_replica, "_node_address", lambda: "192.0.2.7")
     for host in (placement.NODE_HOST, "0.0.0.0"):
         with pytest.raises(Rejected, match="not encrypted"):
-            placement.prepare_replica(spec(tmp_path, host=host), restarted=False)
-        address = placement.prepare_replica(spec(tmp_path, host=host, tls=True), restarted=False)
+            prepare_replica.prepare_replica(spec(tmp_path, host=host), restarted=False)
+        address = prepare_replica.prepare_replica(
+            spec(tmp_path, host=host, tls=True), restarted=False
+        )
         assert address.advertised == "192.0.2.7"
         assert address.bind == ("0.0.0.0" if host == "0.0.0.0" else "192.0.2.7")

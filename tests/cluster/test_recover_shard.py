@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import recover_shard as recovering
 from raymq.cluster.cli import main
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cluster import Cluster
-from raymq.cluster.cluster_record import load_record, save_record
-from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.recover_shard import RecoveryPlan, plan_recovery
+from raymq.cluster.operations import recover_shard as recovering
+from raymq.cluster.operations.recover_shard import RecoveryPlan, plan_recovery
+from raymq.cluster.record.cluster_record import load_record, save_record
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 from tests.cluster.test_replace_replica import DOWN, record

@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 
 from raymq.actors.ray.replica_files import generation_of
-from raymq.cluster import replace_replica as replacing
-from raymq.cluster.cluster_record import (
+from raymq.cluster.deploy import actor_set
+from raymq.cluster.deploy.node_labels import NODE_LABEL
+from raymq.cluster.deploy.replaced_store import take_place
+from raymq.cluster.operations import context
+from raymq.cluster.operations import replace_replica as replacing
+from raymq.cluster.operations.context import ELECTION_WAIT_MS, await_leader, check_compacted
+from raymq.cluster.operations.replace_replica import check_place, check_replaceable
+from raymq.cluster.record.cluster_record import (
     ClusterRecord,
     StartOptions,
     load_record,
@@ -22,17 +28,7 @@ from raymq.cluster.cluster_record import (
     resume_record,
     save_record,
 )
-from raymq.cluster.deploy import actor_set
-from raymq.cluster.deploy.placement import NODE_LABEL
-from raymq.cluster.deploy.replaced_store import take_place
-from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.replace_replica import (
-    ELECTION_WAIT_MS,
-    await_leader,
-    check_compacted,
-    check_place,
-    check_replaceable,
-)
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
@@ -165,11 +161,11 @@ def test_an_election_that_is_under_way_is_awaited_but_not_for_ever() -> None:
 def test_a_node_that_is_not_there_is_refused() -> None:
     ray = FakeRay({NODE_LABEL: "a"})
     placed = record(replicas=3, nodes=["a", "b", "c"])
-    replacing.check_node(ray, placed, 0, 1, "a")
-    replacing.check_node(ray, record(replicas=3), 0, 1, None)
+    context.check_node(ray, placed, 0, 1, "a")
+    context.check_node(ray, record(replicas=3), 0, 1, None)
     for node in (None, "d"):
         with pytest.raises(Rejected, match=f"raymq-node={node or 'b'}.*There are: a"):
-            replacing.check_node(ray, placed, 0, 1, node)
+            context.check_node(ray, placed, 0, 1, node)
 
 
 def test_another_machine_than_that_of_the_data_directory_is_refused() -> None:

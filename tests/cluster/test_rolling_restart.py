@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.rolling_restart import _order, check_can_restart, check_whole
+from raymq.cluster.operations.rolling_restart import _order, check_can_restart, check_whole
 from raymq.store.base.errors import Rejected, Unavailable
 from tests.cluster.test_replace_replica import SILENT, record, rows
 

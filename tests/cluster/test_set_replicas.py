@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.cluster_record import (
+from raymq.cluster.deploy import actor_set
+from raymq.cluster.operations.set_replicas import check_number
+from raymq.cluster.record.cluster_record import (
     ClusterRecord,
     StartOptions,
     load_record,
     resume_record,
     save_record,
 )
-from raymq.cluster.deploy import actor_set
-from raymq.cluster.paths import ClusterPaths
-from raymq.cluster.set_replicas import check_number
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 from tests.cluster.test_replace_replica import record

@@ -11,7 +11,7 @@ import pytest
 
 from raymq.cluster.cli.console import Console
 from raymq.cluster.cli.main import main
-from raymq.cluster.drain_node import DrainReport
+from raymq.cluster.operations.drain_node import DrainReport
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 
 

@@ -17,7 +17,7 @@ import ray
 import raymq
 from raymq.client.produce.send_future import SendFuture
 from raymq.cluster.deploy import owned_ray
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.stop import stop
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import raymq
-from raymq.cluster.cluster_record import load_record, save_record
 from raymq.cluster.deploy import actor_set
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.cluster_record import load_record, save_record
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 from tests.support.ray_nodes import RayNodes, ray_nodes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raymq.cluster.deploy import owned_ray
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from tests.support.lean_ray import LEAN

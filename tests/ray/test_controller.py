@@ -11,12 +11,12 @@ import pytest
 
 from raymq.actors.leader.metrics import Instrument
 from raymq.client.transport.actor_names import NAMESPACE, actor_name, controller_name
-from raymq.cluster import cluster_record
-from raymq.cluster.cluster_record import ClusterRecord
 from raymq.cluster.controller.cluster_watch import Move
 from raymq.cluster.controller.controller import Controller
 from raymq.cluster.deploy import actor_set, ray_host
-from raymq.cluster.paths import directory_lock
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import directory_lock
 from raymq.store.base.files import Files
 from tests.support.history import Load
 from tests.support.replicated_shard import (

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from raymq.cluster.cli.tls_check import validity
-from raymq.cluster.deploy.placement import NODE_LABEL
+from raymq.cluster.deploy.node_labels import NODE_LABEL
 from tests.support.certificates import make_certificates
 from tests.support.programs import ROOT, example
 

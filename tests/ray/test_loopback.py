@@ -13,7 +13,7 @@ import pytest
 
 import raymq
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from tests.support.listening import Listening, listening

@@ -31,7 +31,7 @@ import raymq
 from raymq.actors.ray.replica_files import read_endpoint
 from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.transport.flight_client import ShardConnection
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.deploy.owned_ray import free_ports
 from raymq.client.transport.routes import Routes
 from raymq.cluster.start import stop

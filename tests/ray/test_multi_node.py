@@ -18,7 +18,7 @@ import raymq
 from raymq.client.transport.actor_names import actor_name
 from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.deploy.ray_host import RayTarget, session
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected, Unavailable
 from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.waiting import until

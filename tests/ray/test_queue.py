@@ -18,7 +18,7 @@ from ray.util.queue import Empty, Full
 
 import raymq
 from raymq.cluster.deploy import owned_ray
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files

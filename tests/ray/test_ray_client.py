@@ -27,7 +27,7 @@ from raymq.client.messages.received import ReceivedMessage
 from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy import owned_ray, ray_host
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, from_wire
 from raymq.store.base.files import Files

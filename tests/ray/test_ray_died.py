@@ -14,7 +14,7 @@ import pytest
 
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
 from raymq.cluster.deploy.ray_host import OwnedRay
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.stop import stop
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from raymq.cluster.deploy import owned_ray, process_tree, ray_host
-from raymq.cluster.paths import ClusterPaths, prepare_data_dir
+from raymq.cluster.record.paths import ClusterPaths, prepare_data_dir
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
@@ -22,7 +22,7 @@ from raymq.store.base.files import Files
 START = """
 import sys
 from raymq.cluster.deploy import owned_ray
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 owned_ray.start_owned(
@@ -38,7 +38,7 @@ import json, os, sys
 if {early}:
     import ray
 from raymq.cluster.deploy import ray_host
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.files import Files
 
 target = ray_host.find_ray(ClusterPaths(sys.argv[1]), None, Files())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.cluster.recover_shard import EPOCHS_SKIPPED
+from raymq.cluster.operations.recover_shard import EPOCHS_SKIPPED
 from raymq.store.base.errors import Rejected
 from tests.ray.test_replace_replica import World, started_world
 from tests.support.replicated_shard import pause

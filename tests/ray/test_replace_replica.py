@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import raymq
-from raymq.cluster import replica_status
-from raymq.cluster.paths import ClusterPaths
+from raymq.client import replica_status
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected
 from raymq.store.tools.inspect import verify
 from tests.support.ray_nodes import RayNodes, ray_nodes

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.cluster_record import StartOptions, new_record, save_record
-from raymq.cluster.paths import ClusterPaths, load_or_make_token, prepare_data_dir
+from raymq.cluster.record.cluster_record import StartOptions, new_record, save_record
+from raymq.cluster.record.paths import ClusterPaths, load_or_make_token, prepare_data_dir
 from raymq.store.base.files import Files
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "flights.py"

@@ -167,7 +167,7 @@ def test_no_caller_counts_replicas() -> None:
         for path, text in sources("store", "replication", "actors", "client", "cluster", "spark")
         if counts_replicas(text)
     ]
-    assert found == ["cluster/cli/status_text.py", "cluster/cluster_record.py"]
+    assert found == ["cluster/cli/status_text.py", "cluster/record/cluster_record.py"]
 
 
 # --- README ---------------------------------------------------------------------------------------

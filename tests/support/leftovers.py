@@ -14,7 +14,7 @@ from pathlib import Path
 
 from raymq.cluster.deploy import process_tree
 from raymq.cluster.deploy.owned_ray import stop_owned
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 

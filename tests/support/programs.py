@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raymq.cluster.deploy.owned_ray import stop_owned
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 

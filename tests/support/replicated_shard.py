@@ -22,7 +22,7 @@ from raymq.client.consume.range_reader import read_range
 from raymq.client.messages.columns import message_batch
 from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.deploy import owned_ray, ray_host
-from raymq.cluster.paths import ClusterPaths
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.base.files import Files

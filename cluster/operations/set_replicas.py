@@ -15,18 +15,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from raymq.client import replica_status
+from raymq.cluster.controller import controller_actor
+from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy.ray_host import Progress
+from raymq.cluster.deploy.resolve import save_endpoints
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import REPLICAS, ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths, directory_lock
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from . import cluster_record, replica_status
-from .cluster_record import REPLICAS, ClusterRecord
-from .controller import controller_actor
-from .deploy import actor_set, ray_host
-from .deploy.ray_host import Progress
-from .deploy.resolve import save_endpoints
-from .paths import ClusterPaths, directory_lock
-from .replace_replica import (
+from .context import (
     REPLACE_TIMEOUT_S,
     Replacement,
     Row,
@@ -149,7 +150,7 @@ def _begin(
     clock: Clock,
 ) -> ClusterRecord:
     """The record with the new replicas. Raises: Rejected, or Unavailable for a shard that does not run."""
-    from .deploy.start_checks import check_addresses
+    from raymq.cluster.deploy.start_checks import check_addresses
 
     new = record.with_added_replicas(replicas, nodes)
     check_addresses(ray, new, first=False)

@@ -14,19 +14,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from raymq.client import replica_status
 from raymq.client.transport.routes import Routes
+from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy.ray_host import Progress
+from raymq.cluster.deploy.resolve import save_endpoints
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import directory_lock
 from raymq.replication.quorum import may_lead
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from . import cluster_record, replica_status
-from .cluster_record import ClusterRecord
-from .deploy import actor_set, ray_host
-from .deploy.ray_host import Progress
-from .deploy.resolve import save_endpoints
-from .paths import directory_lock
-from .replace_replica import (
+from .context import (
     REPLACE_TIMEOUT_S,
     Replacement,
     Row,

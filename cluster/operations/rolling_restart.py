@@ -11,17 +11,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from raymq.client import replica_status
+from raymq.cluster.controller import controller_actor
+from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy.ray_host import Progress
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import directory_lock
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from . import replica_status
-from .cluster_record import ClusterRecord
-from .controller import controller_actor
-from .deploy import actor_set, ray_host
-from .deploy.ray_host import Progress
-from .paths import directory_lock
-from .replace_replica import Replacement, Row, await_complete, load_local, local_paths, running_ray
+from .context import Replacement, Row, await_complete, load_local, local_paths, running_ray
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle

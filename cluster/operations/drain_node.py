@@ -6,14 +6,14 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from raymq.client import replica_status
+from raymq.cluster.deploy.ray_host import Progress
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.paths import ClusterPaths, directory_lock
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
-
-from . import cluster_record, replica_status
-from .deploy.ray_host import Progress
-from .paths import ClusterPaths, directory_lock
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle

@@ -23,19 +23,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from raymq.client import replica_status
 from raymq.client.topics.new_topic import repeat_unknown
 from raymq.client.transport.routes import Routes
+from raymq.cluster.deploy import actor_set, node_labels, ray_host
+from raymq.cluster.deploy.ray_host import Progress
+from raymq.cluster.deploy.resolve import save_endpoints
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import ClusterRecord, store_config
+from raymq.cluster.record.paths import ClusterPaths, directory_lock
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from . import cluster_record, replica_status
-from .cluster_record import ClusterRecord, store_config
-from .deploy import actor_set, placement, ray_host
-from .deploy.ray_host import Progress
-from .deploy.resolve import save_endpoints
-from .paths import ClusterPaths, directory_lock
-from .replace_replica import Row, load_local, local_paths, running_ray
+from .context import Row, load_local, local_paths, running_ray
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
@@ -63,7 +64,7 @@ def add_shards(
     Durable: the new record in cluster.json, before any actor is made.
     Raises: Rejected, StorageFull with nothing changed; Unavailable.
     """
-    from .deploy.start_checks import check_addresses, check_pools
+    from raymq.cluster.deploy.start_checks import check_addresses, check_pools
 
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
@@ -72,11 +73,11 @@ def add_shards(
     with directory_lock(paths, files):
         record = load_local(paths, files)
         with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
-            new = plan_shards(record, count, nodes, present=sorted(placement.present(ray)))
+            new = plan_shards(record, count, nodes, present=sorted(node_labels.present(ray)))
             added = list(range(new.joined, new.shards))
             check_led(record, replica_status.statuses(cluster))
             if new.placement is not None:
-                placement.check_nodes(ray, _nodes_of(new, added), first=True)
+                node_labels.check_nodes(ray, _nodes_of(new, added), first=True)
             check_addresses(ray, new, first=False)
             check_pools(paths, new, files)
 

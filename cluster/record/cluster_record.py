@@ -21,8 +21,8 @@ from raymq.store.base.files import Files
 from raymq.store.config.promise import FLUSHES, Flush
 from raymq.store.config.store_config import StoreConfig
 
-from .deploy.placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
 from .paths import ClusterPaths, check_may_read, check_name, home_dir
+from .placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
 
 _Value = TypeVar("_Value")
 

@@ -1,0 +1,153 @@
+"""Gives the place of a lost replica to a new, empty one, which then gets everything from the leader of its shard.
+
+The new replica has the next generation. What is left of the old one, on whatever machine, is not heard any more by the
+others when the new one is complete (rule R17 of docs/design.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from raymq.client import replica_status
+from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy.ray_host import Progress
+from raymq.cluster.deploy.resolve import save_endpoints
+from raymq.cluster.record import cluster_record
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import directory_lock
+from raymq.replication.quorum import majority
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.files import Files
+
+from .context import (
+    REPLACE_TIMEOUT_S,
+    Replacement,
+    Row,
+    await_complete,
+    await_leader,
+    check_compacted,
+    check_node,
+    check_placed,
+    load_local,
+    local_paths,
+    running_ray,
+)
+
+if TYPE_CHECKING:
+    from raymq.client.handle import ClusterHandle
+
+logger = logging.getLogger("raymq")
+
+
+def replace_replica(
+    cluster: ClusterHandle,
+    shard: int,
+    replica: int,
+    *,
+    node: str | None = None,
+    timeout_s: float = REPLACE_TIMEOUT_S,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Give a replica's place to a new, empty one, and wait until that one is complete.
+
+    Args: `node`: where the new one is, None: where the old one was. `progress`: called with one line of text at a time;
+    None logs the lines.
+
+    Durable: the new placement in cluster.json, after the old actors have ended and before any is made.
+    Raises: Rejected when that must not be done, with nothing changed. Unavailable when the cluster does not run, no
+    replica leads the shard, or the new replica is not complete in time. That one goes on by itself.
+    """
+    clock, files, report = clock or Clock(), Files(), progress or logger.info
+    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
+    paths = local_paths(cluster)
+
+    with directory_lock(paths, files):
+        record = load_local(paths, files)
+        check_place(record, shard, replica, node)
+        rows = await_leader(partial(replica_status.statuses, cluster, shard), clock)
+        check_replaceable(record, rows, replica)
+        check_compacted(cluster, rows)
+
+        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
+            check_node(ray, record, shard, replica, node)
+            report(f"shard {shard} replica {replica}: ending the processes of the old replica")
+            # Before the record: one that does not end stays what it is, at later starts too.
+            actor_set.end_replica(ray, record, shard, replica, clock=clock)
+            new = record.with_new_replica(shard, replica, node)
+            cluster_record.save_record(paths, new, files)
+            Replacement(ray, cluster, paths, new, clock, deadline_ms).run(shard, replica, report)
+        cluster.placement = new.placement
+        if new.placement is not None:
+            save_endpoints(paths, cluster.endpoints, files)
+
+    await_complete(cluster, shard, replica, report, clock, deadline_ms)
+
+
+def check_place(record: ClusterRecord, shard: int, replica: int, node: str | None) -> None:
+    """Raises: Rejected for a shard, replica or node that cannot be, and for a replica that nothing could fill."""
+    if not 0 <= shard < record.shards:
+        raise Rejected(
+            f"shard {shard} does not exist; the cluster has 0 to {record.shards - 1}",
+            field="shard",
+            limit=record.shards - 1,
+            found=shard,
+        )
+    if replica not in range(record.replicas):
+        raise Rejected(
+            f"replica {replica} does not exist; each shard has 0 to {record.replicas - 1}",
+            field="replica",
+            limit=record.replicas - 1,
+            found=replica,
+        )
+
+    if record.candidates == (replica,):
+        raise Rejected(
+            f"shard {shard} is led by this replica only, so that a new one could get its messages from none: restore a "
+            "copy of the directory (docs/operating/backup.md)",
+            field="replica",
+            limit="a replica that follows",
+            found=replica,
+        )
+    if node is not None:
+        check_placed(record, shard, replica, node)
+
+
+def check_replaceable(record: ClusterRecord, rows: Sequence[Row], replica: int) -> None:
+    """Raises: Rejected for a replica that leads, or without which confirmed messages may be lost; Unavailable."""
+    shard = rows[0]["shard"]
+    leader = replica_status.leader_of(list(rows))
+    if leader == replica:
+        raise Rejected(
+            f"replica {replica} leads shard {shard}: let another one lead first: raymq shard move-leader {shard} "
+            "--to REPLICA",
+            field="replica",
+            limit="a replica that follows",
+            found=replica,
+        )
+
+    row = next(row for row in rows if row["replica"] == replica)
+    complete = [
+        row["replica"]
+        for row in rows
+        if row["replica"] != replica and row["state"] == "RUNNING" and row["is_complete"]
+    ]
+    # So many have a record that a majority had, without this one.
+    needed = record.replicas - majority(record.replicas) + 1
+    # One that says itself that it is not complete proves nothing, and its votes decide nothing (rule R14).
+    if len(complete) < needed and row.get("is_complete") is not False:
+        raise Rejected(
+            f"replica {replica} may have the last copy of confirmed messages: of the other replicas of shard {shard} "
+            f"{needed} must be complete and answer, and those that are: {complete or 'none'}",
+            field="replica",
+            limit=needed,
+            found=len(complete),
+        )
+
+    if leader is None:
+        message = f"no replica leads shard {shard} now, so that a new one could get its messages from none"
+        raise Unavailable(message, field="leader", shard=shard)
