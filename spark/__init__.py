@@ -17,6 +17,7 @@ Example:
 
 # The modules:
 # session           Spark sessions: on Ray by RayDP, or in this process
+# java              finds the Java that Spark would use
 # sink              writes a DataFrame to a topic, each row once
 # direct_write      sends the rows of a task to their queues at once
 # row_order         whether a plan gives its rows in a fixed order
@@ -29,7 +30,6 @@ Example:
 # query_checkpoint  the files of a checkpoint, as Spark writes them
 # values            columns as one value, and back
 # columns           the columns of a read, and raw records as these columns
-# load_test         `raymq bench spark`
 # range_columns     what a task reads, as these columns
 #
 # Shared with format("raymq") of Spark 4. Of these data_source, sink_writers and all *_reader need PySpark 4:

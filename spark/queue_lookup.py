@@ -5,23 +5,22 @@ A shard that is away is waited for, as tasks do: the driver may plan a batch whi
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
-from typing import TYPE_CHECKING
 
-import raymq
+from raymq.actors.protocol import tls
 from raymq.client.consume.queue_ranges import QueueRange
 from raymq.client.consume.time_search import offset_at
+from raymq.client.handle import ClusterHandle
 from raymq.client.messages.topic_values import TopicValues
 from raymq.client.transport.away import while_away
 from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable, require
+from raymq.store.base.files import Files
 
 from .offsets import HeldOffsets, TopicQueue
 from .source_options import ConnectionOptions, Subscription
-
-if TYPE_CHECKING:
-    from raymq.client.handle import ClusterHandle
 
 #: longer than a failover takes, or Ray to restart a shard's only replica. An address that is wrong must not wait longer
 CONNECT_S = 30.0
@@ -34,10 +33,12 @@ def connect(options: ConnectionOptions) -> ClusterHandle:
 
 def _connect(options: ConnectionOptions) -> ClusterHandle:
     """One try at each address."""
+    files = Files()
+    ca = tls.read_ca(options.ca, files) if options.ca else tls.trusted(os.environ, files)
     last: RayMQError | None = None
     for address in options.addresses:
         try:
-            return raymq.connect(address, token=options.token, ca=options.ca)
+            return ClusterHandle.bootstrap(address, token=options.token, ca=ca)
         except (Unavailable, DeliveryUnknown) as error:
             last = error
     require(last is not None, "the options have an address")

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from raymq.cluster.deploy import java
 from raymq.store.base.errors import Unavailable
+
+from . import java
 
 _OPENED = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.math java.text java.util "

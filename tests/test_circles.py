@@ -22,24 +22,23 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-def imports(name: str, tree: ast.Module) -> Iterator[str]:
-    """Imported names, wherever in the module the import is."""
-    for node in ast.walk(tree):
+def imports(name: str, trees: dict[str, ast.Module]) -> Iterator[str]:
+    """The modules that a module imports, wherever in it the import is."""
+    for node in ast.walk(trees[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = name.rsplit(".", node.level)[0] + "." if node.level else ""
             start = (base + (node.module or "")).rstrip(".")
-            yield from (start, f"{start}.__init__")
-            yield from (f"{start}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                module = f"{start}.{alias.name}"
+                # Of a package a module or a name, which then is in its `__init__`.
+                yield from (module,) if module in trees else (start, f"{start}.__init__")
 
 
 def graph_of(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
     """Module -> the modules that it imports."""
-    return {
-        name: {used for used in imports(name, tree) if used in trees}
-        for name, tree in trees.items()
-    }
+    return {name: {used for used in imports(name, trees) if used in trees} for name in trees}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -261,13 +261,13 @@ def _show(
 
 
 def _load_test(mode: str) -> Any:
-    """The module of an engine. Nothing in cluster/ imports Spark, and Ray Data is an extra: both by name, here.
+    """The module of an engine. PySpark and Ray Data are extras, so both are loaded by name.
 
     Raises: Rejected naming the extra that is not installed.
     """
     module, package, extra = {
-        "spark": ("raymq.spark.load_test", "pyspark", "spark` or `spark4"),
-        "data": ("raymq.cluster.ray_data.load_test", "ray.data", "data"),
+        "spark": ("raymq.cluster.bench.spark_engine", "pyspark", "spark` or `spark4"),
+        "data": ("raymq.cluster.bench.ray_data_engine", "ray.data", "data"),
     }[mode]
     try:
         importlib.import_module(package)

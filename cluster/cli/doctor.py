@@ -23,7 +23,6 @@ from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.bench.machine import version_of
 from raymq.cluster.connect import connect
-from raymq.cluster.deploy import java
 from raymq.cluster.record.cluster_record import ClusterRecord, StartOptions, load_record
 from raymq.cluster.record.paths import (
     ClusterPaths,
@@ -35,6 +34,7 @@ from raymq.cluster.record.paths import (
 )
 from raymq.cluster.record.placement import NODE_HOST
 from raymq.cluster.start import plan_start
+from raymq.spark import java
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.files import Files

@@ -13,5 +13,4 @@ replaced_store   the directory of a replica that takes the place of another one
 resolve          finds the present endpoints of shards
 process_tree     finds and ends all processes of one program
 run_sweep        removes the files of dead processes
-java             finds the Java that Spark would use
 """

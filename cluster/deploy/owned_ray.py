@@ -22,11 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from raymq.cluster.record.paths import ClusterPaths, run_dir
+from raymq.spark import java
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
 from raymq.store.base.files import Files
 
-from . import java, process_tree, ray_host
+from . import process_tree, ray_host
 from .process_tree import MARK, end_family, leader_alive, running, start_time
 from .ray_host import OwnedRay, Progress, RayTarget
 

@@ -3,6 +3,5 @@
 topic_source   reads topics as a dataset
 topic_sink     writes a dataset to a topic, each row once
 sink_columns   the columns of such a dataset
-load_test      `raymq bench data`
 micro_batches  a topic as a loop over datasets
 """

@@ -13,7 +13,8 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from raymq.client.arguments import check_number
-from raymq.cluster.deploy import java, ray_client
+from raymq.cluster.deploy import ray_client
+from raymq.spark import java
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 

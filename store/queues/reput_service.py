@@ -9,8 +9,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,10 +26,6 @@ from raymq.store.state.topics import QueueKey
 from .consume_queue import ConsumeQueue, may_be_queue
 from .consume_queues import ConsumeQueues
 from .unit_places import OFFSET_MAX, OtherPlaces, placed
-
-if TYPE_CHECKING:
-    from raymq.store.index.index_builder import IndexBuilder
-    from raymq.store.put.put_lock import PutLock
 
 logger = logging.getLogger("raymq.store")
 
@@ -69,6 +66,32 @@ class UndispatchedUnit(NamedTuple):
     keyed: Keyed | None
 
 
+class Indexer(Protocol):
+    """What gets the dispatched records for the index: `IndexBuilder`."""
+
+    @property
+    def full(self) -> bool:
+        """Whether `run` should come now."""
+
+    def add(self, start: int, end: int, unit: KeyedUnit | None) -> None:
+        """Take the keyed records of a unit."""
+
+    def add_from_log(self, start: int, end: int) -> None:
+        """Take records that are in the log alone."""
+
+    def due(self, dispatched: int) -> bool:
+        """Whether enough has come for a `run`."""
+
+    def behind(self, dispatched: int) -> bool:
+        """Whether records below `dispatched` can be indexed at once."""
+
+    def run(self, upto: int) -> None:
+        """Index records below `upto`."""
+
+    def check_again(self, start: int, stop: int) -> None:
+        """Index all records from `start` on again if entries of mended ones are missing."""
+
+
 class ReputService:
     """Moves the dispatched end of a store. Callers: one thread; `remember`: with the put lock.
 
@@ -76,7 +99,12 @@ class ReputService:
     """
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, *, put_lock: PutLock, flags: RunningFlags
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        put_lock: AbstractContextManager[None],
+        flags: RunningFlags,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -90,7 +118,7 @@ class ReputService:
         #: called with each run of records that is read from the log, before it is dispatched; a retry calls it again
         self.on_run: Callable[[memoryview, int, rows.RowRun], None] | None = None
         #: None: records are not indexed
-        self.index: IndexBuilder | None = None
+        self.index: Indexer | None = None
         #: grows with each message that waits for a delay level or a timer
         self.delayed = 0
         #: queues that got units since `take_changed_queues` was called last
@@ -222,7 +250,7 @@ class ReputService:
         if key[0] in _DELAY_TOPICS:
             self.delayed += 1
 
-    def _index(self, index: IndexBuilder, unit: UndispatchedUnit) -> None:
+    def _index(self, index: Indexer, unit: UndispatchedUnit) -> None:
         keyed = None
         if unit.keyed is not None:
             found = np.frombuffer(unit.queue_units, dtype=fmt.QUEUE_UNIT_DTYPE)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.cluster.bench import ray_data_engine
 from raymq.cluster.bench.dataset_load import (
     DatasetEngine,
     DatasetPlan,
@@ -18,7 +19,6 @@ from raymq.cluster.bench.dataset_load import (
     lines,
     run,
 )
-from raymq.cluster.ray_data import load_test
 from raymq.store.base.errors import Rejected
 from tests.support.served_shard import ServedShard
 
@@ -85,8 +85,10 @@ def test_a_value_has_room_for_its_number() -> None:
 
 
 def test_ray_data_knows_the_rows_that_it_made_from_all_others() -> None:
-    rows = load_test._rows(pa.table({"id": [0, 1001]}), size=20)
+    rows = ray_data_engine._rows(pa.table({"id": [0, 1001]}), size=20)
     assert rows.column("key").to_pylist() == ["key-0", "key-1"]
     values = [*rows.column("value").to_pylist(), "7xxx", "x" * 20, "1002" + "x" * 15 + "y"]
-    checked = load_test._checked(pa.table({"value": [each.encode() for each in values]}), size=20)
+    checked = ray_data_engine._checked(
+        pa.table({"value": [each.encode() for each in values]}), size=20
+    )
     assert checked.column("number").to_pylist() == [0, 1001, -1, -1, -1]

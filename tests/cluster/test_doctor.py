@@ -15,10 +15,10 @@ from raymq.actors.protocol import tls
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cli import doctor
 from raymq.cluster.cli.doctor import GIB, MIB, Check
-from raymq.cluster.deploy import java
 from raymq.cluster.record import paths
 from raymq.cluster.record.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.record.paths import ClusterPaths
+from raymq.spark import java
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates

@@ -14,8 +14,8 @@ import ray
 
 import raymq
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
+from raymq.cluster.bench.ray_data_engine import RayDataEngine
 from raymq.cluster.deploy import owned_ray
-from raymq.cluster.ray_data.load_test import RayDataEngine
 from raymq.cluster.ray_data.topic_source import SCHEMA
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.data import TopicSink, micro_batches, read_topic

@@ -15,6 +15,7 @@ import pytest
 import raymq
 from raymq.client.messages.json_rows import decode_rows, encode_rows
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
+from raymq.cluster.bench.spark_engine import SparkEngine
 from raymq.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.spark import (
     from_value,
@@ -29,7 +30,6 @@ from raymq.spark import (
     write,
 )
 from raymq.spark import session as spark_session
-from raymq.spark.load_test import SparkEngine
 from raymq.spark.offsets import TopicQueue
 from raymq.spark.query_checkpoint import QueryCheckpoint
 from tests.support.docstrings import examples

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 
 import raymq.spark
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
-from raymq.spark.load_test import Spark4Engine
+from raymq.cluster.bench.spark_engine import Spark4Engine
 from raymq.store.base.format import STAGED_TOPIC
 from tests.support.served_shard import ServedShard
 from tests.support.waiting import until

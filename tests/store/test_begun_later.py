@@ -8,6 +8,7 @@ import pytest
 
 from raymq.store.base.errors import Bug, OffsetOutOfRange, Unavailable
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.index.index_builder import IndexBuilder
 from tests.store.test_followed_log import (
     bodies,
     confirm_upto,
@@ -197,8 +198,9 @@ def test_records_below_an_earlier_start_are_indexed(leader: MessageStore) -> Non
     while follower.reput.index_behind:
         follower.dispatch(follower.log.end)
     assert follower.index.indexed == follower.log.end
-    assert follower.reput.index is not None
-    assert follower.reput.index._added_end == follower.log.end
+    index = follower.reput.index
+    assert isinstance(index, IndexBuilder)
+    assert index._added_end == follower.log.end
 
 
 def test_a_start_opens_no_queue_that_has_messages(leader: MessageStore) -> None:

@@ -22,10 +22,9 @@ from raymq.cluster.bench.dataset_load import (
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.cluster.ray_data.topic_sink import TopicSink
+from raymq.cluster.ray_data.topic_source import read_topic
 from raymq.store.base.errors import Rejected
-
-from .topic_sink import TopicSink
-from .topic_source import read_topic
 
 
 @contextmanager

@@ -15,11 +15,10 @@ from raymq.cluster.bench.dataset_load import (
     QueueOffsets,
     RowCount,
 )
-
-from .cluster_options import options
-from .session import local_session
-from .sink import write
-from .source import read
+from raymq.spark.cluster_options import options
+from raymq.spark.session import local_session
+from raymq.spark.sink import write
+from raymq.spark.source import read
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
