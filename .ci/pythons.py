@@ -41,7 +41,7 @@ USES = {
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     # Tests of what the standard library does differently in each Python: times, asyncio, futures, bytes.
     "dev": "import subprocess, sys; import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build; "
-    "tests = ['cluster/test_json_rows.py', 'cluster/test_async_clients.py', 'cluster/test_producer.py', "
+    "tests = ['client/test_json_rows.py', 'client/test_async_clients.py', 'client/test_producer.py', "
     "'store/test_record.py', 'store/test_properties.py']; "
     "words = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *('tests/' + each for each in tests)]; "
     "sys.exit(subprocess.run(words).returncode)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,14 @@ from tests.support.fake_backend import FakeCluster
 
 PLAN = BenchPlan(topic="t", queues=1, run=7, size=parse_size("uniform:50-200"))
 ROWS = 100
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """One shard, with topic t of four queues."""
+    with contextlib.closing(FakeCluster()) as made:
+        made.create_topic("t", queues=4)
+        yield made
 
 
 def ledger(acknowledged: int, worker: int = 0) -> Ledger:

@@ -30,7 +30,7 @@ from raymq.store.base.format import STAGED_TOPIC
 from raymq.store.services import stream_batches
 from raymq.store.services.staged_rows import StagedRange
 from raymq.store.services.stream_batches import BATCHES, StreamBatch
-from tests.cluster.test_staged_write import EndingRoutes, found, stage
+from tests.client.test_staged_write import EndingRoutes, found, stage
 from tests.support.served_shard import ServedShard
 
 # --- the machine ------------------------------------------------------------------------------------------------------
