@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import raymq
@@ -69,11 +69,6 @@ class Cluster(ClusterHandle):
         # A copy in another process did not start the cluster.
         state["_stop_on_exit"] = False
         return state
-
-    @classmethod
-    def of(cls, handle: ClusterHandle) -> Cluster:
-        """The cluster of a handle."""
-        return cls(**{each.name: getattr(handle, each.name) for each in fields(ClusterHandle)})
 
     def describe(self) -> dict[str, Any]:
         """The cluster's name, id, shards, replicas, flush, version, endpoints, data directory and Ray address."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from raymq.actors.protocol import tls
 from raymq.client.arguments import check_choice
+from raymq.client.handle import ClusterHandle
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 
@@ -77,19 +79,24 @@ def _connect(
     given = tls.read_ca(ca, files) if ca else None
     text = None if target is None else os.fspath(target)
     if text is not None and text.startswith(ray_client.SCHEME):
-        return Cluster.of(ray_client.connect_url(text))
+        return _cluster_of(ray_client.connect_url(text))
 
     if text is not None and tls.parse_url(text) is not None:
         trusted = given or tls.trusted(os.environ, files)
         return Cluster.bootstrap(text, token=token or os.environ.get("RAYMQ_TOKEN"), ca=trusted)
 
     if not is_path(text, files) and ray_client.is_connected() and transport != "flight":
-        return Cluster.of(ray_client.find(text))
+        return _cluster_of(ray_client.find(text))
 
     data_dir = find_data_dir(text, files)
     if data_dir is not None:
         return _connect_data_dir(ClusterPaths(data_dir), files, given)
     return _connect_through_ray(text or "default", given)
+
+
+def _cluster_of(handle: ClusterHandle) -> Cluster:
+    """The cluster of a handle."""
+    return Cluster(**{each.name: getattr(handle, each.name) for each in fields(ClusterHandle)})
 
 
 def _connect_data_dir(paths: ClusterPaths, files: Files, ca: bytes | None) -> Cluster:
@@ -126,9 +133,9 @@ def _connect_through_ray(name: str, ca: bytes | None) -> Cluster:
         )
 
     if address.startswith(ray_client.SCHEME):
-        return Cluster.of(ray_client.connect_url(f"{address}/{name}"))
+        return _cluster_of(ray_client.connect_url(f"{address}/{name}"))
     with ray_host.session(RayTarget(address=address)) as ray:
-        cluster = Cluster.of(ray_client.handle_of(ray, name))
+        cluster = _cluster_of(ray_client.handle_of(ray, name))
 
     cluster.resolver = RayResolver(address, name)
     cluster.ray_address = address

@@ -389,6 +389,17 @@ def test_a_package_has_one_line_for_each_of_its_modules():
 
 def test_a_package_names_its_folders_and_so_does_the_design():
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    for title, folders in (
+        ("The packages", set(PARTS)),
+        (
+            "The layers inside store/",
+            {p.parent.name for p in (ROOT / "store").glob("*/__init__.py")},
+        ),
+    ):
+        block = re.search(rf"^## {title}\n\n(?:[^`].*\n+)*```text\n(.*?)```", design, re.M | re.S)
+        assert block is not None
+        assert set(re.findall(r"^(\w+)/ ", block[1], re.MULTILINE)) == folders
+
     for part in ("actors", "client", "cluster"):
         rows = re.search(rf"^Inside `{part}/`.*?:\n(.*?)\n\n\w", design, re.MULTILINE | re.DOTALL)
         assert rows is not None
