@@ -289,7 +289,7 @@ def record_offset(node: ast.AST) -> int | str | None:
 def test_record_offsets_are_written_in_format_alone():
     found = [
         f"{path}:{getattr(node, 'lineno', 0)}: {offset}"
-        for path, tree in sources("store", "cluster/messages")
+        for path, tree in sources("store", "client/messages")
         if path != "store/base/format.py"
         for node in ast.walk(tree)
         if (offset := record_offset(node))
