@@ -1,6 +1,6 @@
 """The administrative operations of a leader, which `call` runs. Each `_op_NAME` is the operation NAME.
 
-Operations that any replica answers are in `ReplicaHost`.
+Operations that any replica answers are in `ReplicaOperations`.
 """
 
 from __future__ import annotations

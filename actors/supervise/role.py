@@ -16,7 +16,7 @@ Body = Callable[[], None]
 
 
 class ReplicaRole(ABC):
-    """One leadership, or the time between two of them. `ReplicaHost` makes one, and calls `end` before the next.
+    """One leadership, or the time between two of them. `Roles` makes one, and calls `end` before the next.
 
     `put`, `put_many`, `fetch` and `call` are those of `shard_api.ShardBackend`.
     """
@@ -137,15 +137,15 @@ class ReplicaRole(ABC):
 
 
 class LeaderHint(Protocol):
-    """The part of `ReplicaHost` that knows who leads."""
+    """The part of `ElectionLoop` that knows who leads."""
 
     def leader_hint(self) -> dict[str, Any]:
         """`replica`, `epoch` and `endpoint` of the leader."""
 
 
-def not_leading(host: LeaderHint) -> Unavailable:
+def not_leading(elections: LeaderHint) -> Unavailable:
     """The refusal of a replica that another one leads, with the address of the leader as far as it is known."""
-    hint = host.leader_hint()
+    hint = elections.leader_hint()
     where = f"replica {hint['replica']} does" if hint["replica"] is not None else "ask again"
     return Unavailable(
         f"this replica does not lead the shard: {where} (epoch {hint['epoch']}); nothing was stored",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.replica import open_replica
-from raymq.actors.supervise import replica_host
+from raymq.actors.supervise import led_epoch
 from raymq.actors.supervise.ballot import BALLOT
 from raymq.actors.supervise.elections import Elections
 from raymq.actors.supervise.replica_host import ReplicaHost
@@ -78,7 +78,7 @@ def test_each_start_begins_the_next_epoch_in_ballot_log_and_control_block(shard:
         assert host.supervisor.control.leadership.epoch == host.status()["epoch"] == epoch
         assert shard.ballot() == {"epoch": epoch, "voted_for": [0, epoch], "is_complete": True}
         # Replication begins where the epoch before has ended.
-        assert host.led.confirmed == confirmed
+        assert host.roles.led.confirmed == confirmed
         confirmed = host.log.confirmed
         assert host.log.synced == confirmed == host.log.end
         shard.close()
@@ -114,7 +114,7 @@ def test_a_lost_ballot_is_read_from_the_log(shard: Shard) -> None:
 def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_host, "LEAD_RETRY_MS", 200)
+    monkeypatch.setattr(led_epoch, "LEAD_RETRY_MS", 200)
 
     class Full(Files):
         is_full = True
@@ -126,14 +126,14 @@ def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(
 
     disk = Full()
     host = shard.open(disk)
-    assert host.state == "READ_ONLY"
-    assert "no space is left" in str(host.cause)
+    assert host.report.state == "READ_ONLY"
+    assert "no space is left" in str(host.report.cause)
     with pytest.raises(Unavailable, match="FENCED"):
         host.put(request([b"x"]))
 
     disk.is_full = False
-    wait_until(lambda: host.state == "RUNNING", "the epoch begins")
-    assert host.cause is None
+    wait_until(lambda: host.report.state == "RUNNING", "the epoch begins")
+    assert host.report.cause is None
     assert host.supervisor.control.leadership.epoch == host.log.last_epoch == 1
 
 

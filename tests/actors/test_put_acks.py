@@ -309,7 +309,7 @@ def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders
     # A thread of the last leadership is late: its record was cut, and the log has grown beyond that offset since.
     ends = Ends(appended=2000, committed=2000, synced=2000, replicated=2000)
     published: list[int] = []
-    host = SimpleNamespace(
+    parts = SimpleNamespace(
         log=SimpleNamespace(
             ends=ends, end=2000, sync_failed=False, note_confirmed=published.append
         ),
@@ -318,12 +318,12 @@ def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders
         ),
         clock=Clock(),
         config=StoreConfig(),
-        fail=published.append,
-        idle_wait_ms=int,
+        serving=SimpleNamespace(fail=published.append),
+        election_loop=SimpleNamespace(idle_wait_ms=int),
     )
     for flush in ("sync", "async"):
         kept = promises(flush, has_followers=True)
-        acks = put_acks.PutAcks(host, kept, put_acks.PutCounters(), lambda: None)
+        acks = put_acks.PutAcks(parts, kept, put_acks.PutCounters(), lambda: None)
         acks.end()
         for mode in kept:
             ticket = PutTicket()

@@ -106,7 +106,7 @@ def test_an_operation_with_a_wrong_argument_is_refused_by_its_name(
         assert error.limit is not None
         assert len(error.message) < 1000
     assert shard.host.store.log.end == end
-    assert shard.host.stop_error is None
+    assert shard.host.serving.stop_error is None
 
 
 def test_a_group_commits_only_offsets_that_its_queue_has(
@@ -203,7 +203,7 @@ def test_a_put_with_a_wrong_argument_is_refused_by_its_name_and_stores_nothing(
         assert ack["error"]["fields"]["field"] == NAMED.get(field, field), (str(meta)[:200], ack)
     stream.close()
     assert shard.host.store.log.end == end
-    assert shard.host.stop_error is None
+    assert shard.host.serving.stop_error is None
 
 
 def test_metadata_that_is_nested_without_end_is_refused(connection: ShardConnection) -> None:

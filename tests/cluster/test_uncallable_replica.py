@@ -99,11 +99,11 @@ class Shard:
     def replicate(self) -> None:
         """Bring the followers to the end of the leader that there is."""
         for leader in list(self.hosts.values()):
-            if not leader.leads or leader.mode != "leader":
+            if not leader.elections.leads or leader.roles.mode != "leader":
                 continue
             leader.log.sync()
             for replica, host in self.hosts.items():
-                if host is not leader and host.mode == "follower":
+                if host is not leader and host.roles.mode == "follower":
                     self._replicate_to(replica, leader)
 
     def _replicate_to(self, replica: int, leader: ReplicaHost) -> None:
@@ -121,7 +121,8 @@ class Shard:
     def leads(self, *replicas: int) -> bool:
         self.replicate()
         return any(
-            self.hosts[each].leads and self.hosts[each].mode == "leader" for each in replicas
+            self.hosts[each].elections.leads and self.hosts[each].roles.mode == "leader"
+            for each in replicas
         )
 
 
