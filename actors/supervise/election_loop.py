@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from raymq.actors.shared.control_block import Leadership
-from raymq.replication.election import FollowerHeard, HandOver
+from raymq.replication.election_events import FollowerHeard, HandOver
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.errors import Bug, Corrupt, Rejected
 from raymq.store.base.running_flags import FENCED

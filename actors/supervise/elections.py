@@ -1,7 +1,10 @@
 """The elections of one replica, inside its CommitLog process: the machine, its lock, and its ballot on disk.
 
-`ElectionMachine` decides (replication/election.py). The ballot is in `raymq/meta`, synced before any effect that relies
-on it. A log may know a later epoch than its `meta`: the file was lost, or an earlier version of RayMQ wrote none.
+`ElectionMachine` decides (replication/election.py), and each step performs its effects. `BeginEpoch` and `StepDown`
+say which epoch the role of this replica has to lead. The ack loop then changes the role, because that takes time.
+
+The ballot is in `raymq/meta`, synced before any effect that relies on it. A log may know a later epoch than its `meta`:
+the file was lost, or an earlier version of RayMQ wrote none.
 
 Promise, vote, append and truncation of a replica exclude each other: a step holds the put lock, under which all bytes
 of the log are written. A step that raises the epoch also raises `CommitLog.epoch_floor`, so that no later write of an
@@ -16,15 +19,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raymq.replication.election import (
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import (
     Ballot,
+    BeginEpoch,
     CheckAsked,
     CopyLog,
     ElectionEffect,
     ElectionEvent,
-    ElectionLimits,
-    ElectionMachine,
-    ElectionState,
     ElectionTick,
     HandOver,
     LeaderLost,
@@ -36,6 +38,7 @@ from raymq.replication.election import (
     StepDown,
     StopPuts,
 )
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.wire import (
     Election,
     FrameHeader,
@@ -103,6 +106,8 @@ class Elections:
         self._flags = flags
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
+        #: of the last `BeginEpoch`, until a `StepDown`
+        self._elected_epoch: int | None = None
         self._stored, ballot = _read_ballot(log, candidates, is_new_complete=is_new_complete)
         ballot = ballot.with_generations(tuple(generations)).with_epoch(least_epoch)
         self._machine = ElectionMachine(
@@ -162,9 +167,11 @@ class Elections:
 
     @property
     def elected_epoch(self) -> int | None:
-        """The epoch that this process was elected to lead, its EPOCH record may be missing; None: it follows."""
-        machine = self._machine
-        return machine.epoch if machine.state is ElectionState.LEADER else None
+        """The epoch that the role of this replica has to lead, its EPOCH record may be missing; None: it follows.
+
+        `on_change` is called when it has changed.
+        """
+        return self._elected_epoch
 
     @property
     def leads(self) -> bool:
@@ -304,7 +311,7 @@ class Elections:
         changes: list[str] = []
         offers: list[CopyLog] = []
         with self._put_lock:
-            led = self.elected_epoch
+            led = self._elected_epoch
             now_ms, facts = self._clock.monotonic_ms(), self._facts()
             effects = [*self._note_failed_sync(now_ms, facts), *machine.step(event, now_ms, facts)]
             # From here on no byte of an older epoch is written.
@@ -312,15 +319,19 @@ class Elections:
             for effect in effects:
                 if isinstance(effect, SendElection):
                     self._unsent.append(effect)
+                elif isinstance(effect, BeginEpoch):
+                    self._elected_epoch = effect.epoch
                 elif isinstance(effect, (StepDown, StopPuts)):
                     self._flags.set(FENCED)
+                    if isinstance(effect, StepDown):
+                        self._elected_epoch = None
                     changes.append(f"no puts are taken any more: {effect.reason}")
                 elif isinstance(effect, ResumePuts):
                     self._flags.clear(FENCED)
                     changes.append(f"puts are taken again: {effect.reason}")
                 elif isinstance(effect, CopyLog):
                     offers.append(effect)
-            has_changed = led != self.elected_epoch
+            has_changed = led != self._elected_epoch
 
             if machine.ballot != self._stored:
                 self._log.meta.update({BALLOT: _as_json(machine.ballot), POWER_LOST: None})

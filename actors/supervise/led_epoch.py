@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.failures import ActiveFailures
-from raymq.replication.election import EpochBegun
+from raymq.replication.election_events import EpochBegun
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import StorageFull, Unavailable
 from raymq.store.base.files import SyncFailed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raymq.actors.shared.control_block import COMMIT_REAL_TIME
-from raymq.replication.election import ElectionLimits
+from raymq.replication.election_limits import ElectionLimits
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import require
 from raymq.store.base.files import Files

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from raymq.actors.api.shard_api import Frames, SendFrame
 from raymq.actors.shared.control_block import Leadership
-from raymq.replication.election import CopyLog
+from raymq.replication.election_events import CopyLog
 from raymq.replication.wire import AppendEntries
 
 from .led_epoch import LedEpoch

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,7 +16,16 @@ from raymq.actors.supervise import led_epoch
 from raymq.actors.supervise.ballot import BALLOT
 from raymq.actors.supervise.elections import Elections
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.replication.election import EpochBegun, LeaderHeard
+from raymq.replication.election_events import (
+    BeginEpoch,
+    ElectionEffect,
+    ElectionTick,
+    EpochBegun,
+    LeaderHeard,
+    ResumePuts,
+    StepDown,
+    StopPuts,
+)
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import StorageFull, Unavailable
@@ -236,3 +246,31 @@ def test_a_power_loss_counts_by_the_flush_mode_of_the_run_before(
     assert before.is_complete
     log.abandon()
     assert elections(flush_after, OtherBoot())[1].is_complete is is_complete
+
+
+def test_a_role_has_to_lead_an_epoch_from_its_begin_to_the_step_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
+    log.recover(0)
+    elections, changes = elections_of(log), []
+    elections.on_change = lambda: changes.append(elections.elected_epoch)
+
+    def perform(*effects: ElectionEffect) -> None:
+        monkeypatch.setattr(elections._machine, "step", lambda *_: list(effects))
+        elections.step(ElectionTick(0.0))
+
+    perform()
+    perform(BeginEpoch(4))
+    perform(StopPuts("another one shall lead"), ResumePuts("it did not"))
+    perform(StepDown("a higher epoch"))
+    perform(StepDown("a newer generation"), BeginEpoch(6))
+    assert changes == [4, None, 6]
+    log.abandon()
+
+
+def test_a_live_replica_performs_every_effect_of_the_election_machine() -> None:
+    performed = inspect.getsource(Elections._step)
+    missing = [each.__name__ for each in get_args(ElectionEffect) if each.__name__ not in performed]
+    # That of a ballot is found by comparing it with the one on disk: a step before may have failed to store it.
+    assert missing == ["Persist"]

@@ -27,7 +27,8 @@ from raymq.actors.shared.heartbeat import ITERATION_MAX_MS
 from raymq.actors.supervise import dispatcher
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication import wire
-from raymq.replication.election import ElectionLimits, FollowerHeard, LeaderLost
+from raymq.replication.election_events import FollowerHeard, LeaderLost
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.incarnation import make_incarnation
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock

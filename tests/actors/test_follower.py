@@ -14,7 +14,7 @@ from raymq.actors.follower import session as session_module
 from raymq.actors.follower.follower import Follower
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.follower.session import FollowerSession
-from raymq.replication.election import LeaderHeard, Received
+from raymq.replication.election_events import LeaderHeard, Received
 from raymq.replication.wire import (
     Ack,
     AppendEntries,

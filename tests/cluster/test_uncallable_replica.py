@@ -20,7 +20,8 @@ from raymq.actors.supervise.callable_peers import CallablePeers
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.transport.flight_client import ReplicaCalls, ReplicaTransport, ShardConnection
 from raymq.cluster.transport.flight_server import serve
-from raymq.replication.election import ElectionLimits, FollowerHeard
+from raymq.replication.election_events import FollowerHeard
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.config.store_config import StoreConfig
