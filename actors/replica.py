@@ -6,17 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from raymq.actors.api.operations import merge
 from raymq.actors.follower.follower import Follower
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.follower.session import FollowerSession
 from raymq.actors.leader.leader import Leader
+from raymq.actors.leader.operations.table import OPERATIONS as LEADER_OPERATIONS
 from raymq.actors.leader.put_acks import PutCounters
 from raymq.actors.shared.latency import LatencyCounter
 from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.replica_operations import OPERATIONS as REPLICA_OPERATIONS
 from raymq.actors.supervise.replica_options import ReplicaOptions
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.actors.supervise.roles import RoleClasses
 from raymq.store.config.store_config import StoreConfig
+
+#: all operations of a shard: those of any replica, and those of its leader
+OPERATIONS = merge(REPLICA_OPERATIONS, LEADER_OPERATIONS)
 
 
 def open_replica(root: Path, config: StoreConfig, **options: Any) -> ReplicaHost:

@@ -1,5 +1,7 @@
 """The interface between a shard and the servers in front of it, and the checks of what clients send.
 
 shard_api       `ShardBackend`, and `PutTicket` for a put under way
+operations      the table of a shard's operations: their arguments and functions
+status_rows     what the status of a replica consists of
 call_arguments  checks of arguments that came over the network
 """

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raymq.actors.api.call_arguments import check_integer, check_known
+from raymq.actors.api.operations import call_leader
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
+from raymq.actors.api.status_rows import LeadingRow
 from raymq.actors.shared.control_block import FollowerProgress, Leadership
 from raymq.actors.shared.failures import FailureFile
 from raymq.actors.shared.latency import LatencyCounter
@@ -36,10 +38,10 @@ from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
 
 from . import leader_metrics
-from .admin_calls import AdminCalls
 from .appender import AppendedPut, Appender
 from .delays import Delays
 from .disk_losses import DiskLosses
+from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
 
 logger = logging.getLogger("raymq.commit_log")
@@ -55,7 +57,7 @@ CHECK_WAIT_MS = 3_000
 class Leader(ReplicaRole):
     """The leader of a shard.
 
-    A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, and operations to AdminCalls.
+    A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, and operations to their table.
     Threads: server threads call put, fetch and call. `loops` lists the threads of its own.
     """
 
@@ -118,7 +120,6 @@ class Leader(ReplicaRole):
         self.appender = Appender(self._append, self.acks.report_appended)
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
-        self._admin = AdminCalls(self)
         self._disk_losses = DiskLosses(parts, led, self.publish, led_from_nothing=led_from_nothing)
 
     def _note_confirmed(self) -> None:
@@ -375,9 +376,9 @@ class Leader(ReplicaRole):
         return [part._replace(epoch=epoch) for part in found]
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """See `AdminCalls.call`."""
+        """See `ReplicaRole.call`. `operations.scope.LeaderScope` is this leader."""
         self._check_leads()
-        return self._admin.call(op, args)
+        return call_leader(OPERATIONS, self, op, args)
 
     def _check_leads(self) -> None:
         """Raises: Unavailable after the end of the led epoch: another replica may have newer messages."""
@@ -388,7 +389,7 @@ class Leader(ReplicaRole):
         """Whether the epoch of this leader is over, while this role may not have ended yet."""
         return self._led is not None and self._elections.elected_epoch != self._led.epoch
 
-    # What AdminCalls uses beside the store.
+    # What operations use beside the store.
 
     @property
     def maintenance(self) -> Maintenance:
@@ -496,7 +497,7 @@ class Leader(ReplicaRole):
         known = {each: control.followers[each].read() for each in self._parts.options.others}
         return {each: found for each, found in known.items() if found.epoch == epoch != 0}
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> LeadingRow:
         """Counters, metrics and services, for status displays and benchmarks."""
         parts, store, log = self._parts, self.store, self._log
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from raymq.actors.api.status_rows import LeaderRow
 from raymq.actors.shared.control_block import Leadership
 from raymq.replication.election_events import FollowerHeard, HandOver
 from raymq.replication.wire import ReplicaProcess
@@ -135,8 +136,8 @@ class ElectionLoop:
             )
         self._elections.step(HandOver(replica))
 
-    def leader_hint(self) -> dict[str, Any]:
-        """Who leads the shard, as far as this replica knows: `replica`, `epoch`, `endpoint`, `unclean_recoveries`."""
+    def leader_hint(self) -> LeaderRow:
+        """Who leads the shard, as far as this replica knows."""
         replica = self.leader_id
         return {
             "replica": replica,

@@ -34,7 +34,7 @@ from .log_guard import LogGuard
 from .log_repair import LogRepair
 from .peers import Peers
 from .replica_identity import ReplicaIdentity
-from .replica_operations import ReplicaOperations
+from .replica_operations import ReplicaScope, call_replica
 from .replica_options import ReplicaOptions
 from .replica_parts import ReplicaParts
 from .replica_status import ReplicaStatus
@@ -393,7 +393,7 @@ class ReplicaHost:
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `ShardBackend.call`."""
-        return self._calls.call(op, args)
+        return call_replica(self._scope, op, args)
 
     def replicate(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream of a leader until it ends."""
@@ -412,7 +412,7 @@ class ReplicaHost:
     def _start_threads(self, undo: contextlib.ExitStack) -> None:
         self.repair = self._make_repair()
         self.report = ReplicaStatus(self.parts, self.roles, self._peers, self.repair)
-        self._calls = ReplicaOperations(self.parts, self.roles, self.report, self.addresses)
+        self._scope = ReplicaScope(self.parts, self.roles, self.report, self.addresses)
         self._threads = make_threads(self._service_loops())
         undo.callback(self._end_threads)
         if self._peers is not None:

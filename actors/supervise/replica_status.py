@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from raymq.actors.api.status_rows import LastRecovery, ReplicaRow
+
 from .log_repair import LogRepair
 from .peers import Peers
 from .replica_parts import ReplicaParts
@@ -59,12 +61,11 @@ class ReplicaStatus:
     def as_json(self) -> dict[str, Any]:
         """Ends and satellites, for status displays."""
         parts, log, recovered = self._parts, self._parts.log, self._parts.log.recovered
-        recovery = None
+        recovery: LastRecovery | None = None
         if recovered is not None:
             recovery = {"row": recovered.row.name, "end": recovered.end}
 
-        return {
-            **parts.identity.facts(),
+        row: ReplicaRow = {
             "mode": self._roles.mode,
             "state": self.state,
             "error": self.cause,
@@ -82,8 +83,8 @@ class ReplicaStatus:
             "scrub": parts.scrub.status(),
             "repair": None if self._repair is None else self._repair.status(),
             "supervisor": parts.supervisor.describe(),
-            **self._roles.role.status(),
         }
+        return {**parts.identity.facts(), **row, **self._roles.role.status()}
 
     def metrics(self) -> dict[str, Any]:
         """The values of METRICS; none while another replica leads."""

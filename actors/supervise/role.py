@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.api.status_rows import LeaderRow
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.base.status import PutStatus
 from raymq.store.log.clean import CleanService
@@ -127,8 +128,8 @@ class ReplicaRole(ABC):
         """Physical offsets of damage that a process of this role met."""
         return []
 
-    def status(self) -> dict[str, Any]:
-        """For status displays."""
+    def status(self) -> Mapping[str, Any]:
+        """What it adds to the status of its replica."""
         return {}
 
     def metrics(self) -> dict[str, Any]:
@@ -139,8 +140,8 @@ class ReplicaRole(ABC):
 class LeaderHint(Protocol):
     """The part of `ElectionLoop` that knows who leads."""
 
-    def leader_hint(self) -> dict[str, Any]:
-        """`replica`, `epoch` and `endpoint` of the leader."""
+    def leader_hint(self) -> LeaderRow:
+        """The leader, as far as it is known."""
 
 
 def not_leading(elections: LeaderHint) -> Unavailable:
