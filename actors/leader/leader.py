@@ -14,15 +14,11 @@ from raymq.actors.api.call_arguments import check_integer, check_known
 from raymq.actors.api.operations import call_leader
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.api.status_rows import LeadingRow
-from raymq.actors.shared.control_block import FollowerProgress, Leadership
-from raymq.actors.shared.failures import FailureFile
+from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.latency import LatencyCounter
-from raymq.actors.shared.maintenance import Maintenance
-from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.actors.supervise.role import Body, ReplicaRole, not_leading
 from raymq.replication.quorum import can_fail_over
-from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
@@ -32,15 +28,15 @@ from raymq.store.base.errors import (
     Unavailable,
 )
 from raymq.store.base.status import PutStatus
-from raymq.store.config.promise import own_durable, promises
+from raymq.store.config.promise import promises
 from raymq.store.log.clean import CleanService
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
 
-from . import leader_metrics
 from .appender import AppendedPut, Appender
 from .delays import Delays
 from .disk_losses import DiskLosses
+from .leader_report import LeaderReport
 from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
 
@@ -81,7 +77,8 @@ class Leader(ReplicaRole):
         process.
         """
         options, store, log = parts.options, parts.store, parts.log
-        self._parts = parts
+        #: the replica, as operations use it, too
+        self.parts = parts
         self._led = led
         self._serving = parts.serving
         self._elections = parts.elections
@@ -101,8 +98,6 @@ class Leader(ReplicaRole):
         self._disk_refused = False
         #: the put that is being appended is small
         self._small_put = False
-        # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
-        self._replication_failure = FailureFile(parts.root, files=options.files, clock=Clock())
 
         rows = promises(parts.config.flush, has_followers=options.has_followers)
         self._confirmed_end = rows["quorum"].confirmed_end
@@ -118,6 +113,14 @@ class Leader(ReplicaRole):
         self._delays = Delays(parts, self.await_promise)
         self.acks = PutAcks(parts, rows, self.counters, self._dispatcher.wake, latency=latency)
         self.appender = Appender(self._append, self.acks.report_appended)
+        self.report = LeaderReport(
+            parts,
+            led,
+            counters=self.counters,
+            acks=self.acks,
+            appender=self.appender,
+            is_writable=lambda: self.writable,
+        )
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
         self._disk_losses = DiskLosses(parts, led, self.publish, led_from_nothing=led_from_nothing)
@@ -261,7 +264,7 @@ class Leader(ReplicaRole):
         if isinstance(result, AppendedRows):
             if self._append_failed:
                 self._append_failed = self._disk_refused = False
-                self._parts.failures.clear("append")
+                self.parts.failures.clear("append")
             counters.puts += 1
             counters.rows += result.count
             counters.bytes += put.encoded.bytes_from(result.duplicates)
@@ -275,7 +278,7 @@ class Leader(ReplicaRole):
         if isinstance(result, (DeliveryUnknown, StorageFull, Unavailable, OSError)):
             self._append_failed = True
             self._disk_refused = isinstance(result, (StorageFull, OSError))
-            self._parts.failures.note("append", result)
+            self.parts.failures.note("append", result)
         if isinstance(result, OSError):
             return Unavailable(f"the log could not be written: {result}", field="store")
         return self._for_producer(result)
@@ -359,7 +362,7 @@ class Leader(ReplicaRole):
         self._check_leads()
         epoch = self._elections.epoch if self._led is None else self._led.epoch
         if request.seen_epoch is not None and request.seen_epoch > epoch:
-            raise not_leading(self._parts.election_loop)
+            raise not_leading(self.parts.election_loop)
 
         self.counters.fetches += 1
         topics = self.store.state.topics
@@ -383,42 +386,29 @@ class Leader(ReplicaRole):
     def _check_leads(self) -> None:
         """Raises: Unavailable after the end of the led epoch: another replica may have newer messages."""
         if self._is_deposed():
-            raise not_leading(self._parts.election_loop)
+            raise not_leading(self.parts.election_loop)
 
     def _is_deposed(self) -> bool:
         """Whether the epoch of this leader is over, while this role may not have ended yet."""
         return self._led is not None and self._elections.elected_epoch != self._led.epoch
 
-    # What operations use beside the store.
-
-    @property
-    def maintenance(self) -> Maintenance:
-        """The maintenance loop of the process."""
-        return self._parts.maintenance
-
-    def identity(self) -> dict[str, Any]:
-        """Cluster id, shard and other facts."""
-        return self._parts.identity.facts()
+    # What operations use beside the parts of the replica.
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when the shard takes no writes here."""
         self._serving.check()
         if self._ended:
-            raise not_leading(self._parts.election_loop)
-
-    def hand_over(self, replica: int) -> None:
-        """See `ElectionLoop.hand_over`."""
-        self._parts.election_loop.hand_over(replica)
+            raise not_leading(self.parts.election_loop)
 
     def await_check(self) -> None:
         """Wait until a majority says that no other replica led at this call. Raises: Unavailable if none does."""
         led = self._led
-        if self._parts.options.sole_candidate is not None:
+        if self.parts.options.sole_candidate is not None:
             return
         if led is not None and self._elections.await_check(led.epoch, CHECK_WAIT_MS):
             return
         if led is None or self._is_deposed():
-            raise not_leading(self._parts.election_loop)
+            raise not_leading(self.parts.election_loop)
         raise Unavailable(
             f"too few replicas have said within {CHECK_WAIT_MS} ms that this one leads the shard; ask again",
             field="leader",
@@ -446,11 +436,6 @@ class Leader(ReplicaRole):
     # --- status -----------------------------------------------------------------------------------
 
     @property
-    def waiting_puts(self) -> int:
-        """Puts that are not answered yet."""
-        return self.appender.waiting + self.acks.waiting
-
-    @property
     def writable(self) -> bool:
         """Whether puts are taken now, judged by the last one."""
         is_refusing = self._serving.stop_error or self._log.poisoned
@@ -473,106 +458,16 @@ class Leader(ReplicaRole):
 
     def failures(self) -> dict[str, str]:
         """See `ReplicaRole.failures`."""
-        found = {}
-        if self._log.allocator.last_error is not None:
-            found["allocate"] = str(self._log.allocator.last_error)
-        cause = self._stalled_followers()
-        if cause is not None:
-            found["replication"] = cause
-        return found
+        return self.report.failures()
 
     def damaged_places(self) -> list[int]:
-        """See `ReplicaRole.damaged_places`: where Replication cannot read the log."""
-        found = self._replication_failure.damaged_at()
-        return [] if found is None else [found]
-
-    def _stalled_followers(self) -> str | None:
-        """Why followers get no log bytes; None: each of them does."""
-        return self._replication_failure.read() if self._parts.options.has_followers else None
-
-    def _followers(self) -> dict[int, FollowerProgress]:
-        """Replica -> how far it is, of the followers that Replication serves in this epoch."""
-        epoch = 0 if self._led is None else self._led.epoch
-        control = self._parts.supervisor.control
-        known = {each: control.followers[each].read() for each in self._parts.options.others}
-        return {each: found for each, found in known.items() if found.epoch == epoch != 0}
+        """See `ReplicaRole.damaged_places`."""
+        return self.report.damaged_places()
 
     def status(self) -> LeadingRow:
-        """Counters, metrics and services, for status displays and benchmarks."""
-        parts, store, log = self._parts, self.store, self._log
-        return {
-            "writable": self.writable,
-            "min_offset": log.start,
-            "transient_pool": parts.config.transient_pool,
-            "committed": log.committed,
-            "prewritten_bytes": log.allocator.ready,
-            "counters": vars(self.counters),
-            "damage": [{"message": str(error), **error.fields} for error in store.damage],
-            "compaction": {"error": parts.compaction.last_error},
-            "metrics": leader_metrics.as_status(self.metrics()),
-            "flags": store.flags.names(),
-            "clean": {**store.clean_service.as_status(), "error": parts.maintenance.last_error},
-            "upkeep": {"error": store.checkpoint_service.last_error},
-            "store_stats": store.stats.as_status(),
-        }
+        """See `LeaderReport.status`."""
+        return self.report.status()
 
     def metrics(self) -> dict[str, Any]:
-        """The values of METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
-        parts, store, log, counters = self._parts, self.store, self._log, self.counters
-        has_followers = parts.options.has_followers
-        roles: dict[str, dict[str, Any]] = parts.supervisor.describe()["roles"]
-        flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
-        confirmed = log.confirmed
-        ends = log.ends
-        durable = own_durable(parts.config.flush, ends)
-        lag = max(0, durable - confirmed)
-        followers = self._followers() if has_followers else {}
-        incomplete = len(self._members) - 1 - sum(each.is_complete for each in followers.values())
-
-        return {
-            "raymq_append_batches_total": counters.puts,
-            "raymq_append_messages_total": counters.rows - counters.duplicates,
-            "raymq_append_bytes_total": counters.bytes,
-            "raymq_append_seconds": self.acks.latency.read(),
-            "raymq_flush_seconds": parts.supervisor.sync_latencies(),
-            "raymq_fsyncs_total": sum(flusher["syncs"] for flusher in flushers),
-            "raymq_duplicates_total": counters.duplicates,
-            "raymq_rejected_total": counters.rejected,
-            "raymq_unknown_total": counters.unknown,
-            "raymq_fetches_total": counters.fetches,
-            "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
-            "raymq_scrub_bytes_total": parts.scrub.counters.bytes,
-            "raymq_scrub_faults": leader_metrics.damaged_places(parts.scrub, store),
-            "raymq_repaired_units_total": parts.repaired_units(),
-            "raymq_start_time_seconds": parts.started_ms / 1000,
-            "raymq_writable": int(self.writable),
-            "raymq_waiting_puts": self.waiting_puts,
-            "raymq_log_start_bytes": log.start,
-            "raymq_log_appended_bytes": log.end,
-            "raymq_log_synced_bytes": log.synced,
-            "raymq_log_confirmed_bytes": confirmed,
-            "raymq_log_dispatched_bytes": store.dispatched,
-            "raymq_replication_lag_bytes": lag if has_followers else None,
-            "raymq_under_replicated": (
-                int(self._stalled_followers() is not None) if has_followers else None
-            ),
-            "raymq_epoch": 0 if self._led is None else self._led.epoch,
-            # Also those that were not heard in this epoch (rule R13 of docs/design.md).
-            "raymq_incomplete_followers": incomplete if has_followers else None,
-            "raymq_follower_match_lag_bytes": {
-                (str(replica),): max(0, ends.appended - each.matched_end)
-                for replica, each in followers.items()
-            },
-            "raymq_follower_sync_lag_bytes": {
-                (str(replica),): max(0, durable - each.durable_end)
-                for replica, each in followers.items()
-            },
-            "raymq_follower_durable_bytes": {
-                (str(replica),): each.durable_end for replica, each in followers.items()
-            },
-            "raymq_unclean_recoveries": len(parts.election_loop.unclean_recoveries()),
-            "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
-            "raymq_topic_messages": leader_metrics.topic_messages(store),
-            "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
-            "raymq_disk_free_bytes": leader_metrics.free_bytes(log),
-        }
+        """See `LeaderReport.metrics`."""
+        return self.report.metrics()

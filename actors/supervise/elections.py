@@ -17,6 +17,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raymq.replication.election import ElectionMachine
@@ -68,6 +69,27 @@ SendToReplica = Callable[[int, bytes], None]
 
 def _drop(replica: int, frame: bytes) -> None:
     """A message that is lost, as any message may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectionPorts:
+    """What the elections of one replica ask of its other parts, and report to them. None of these may block."""
+
+    #: up to where the log equals that of a leader, and the epoch of that leader
+    matched: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    #: whether the disk takes appends, as far as the last one has shown
+    is_writable: Callable[[], bool] = lambda: True
+    #: whether this replica's Replication runs, which sends the log to others
+    can_stream: Callable[[], bool] = lambda: True
+    #: the other replicas that this one cannot call
+    uncallable: Callable[[], frozenset[int]] = frozenset
+    #: called after a step that began or ended a leadership, or after which `tick` is due sooner
+    on_change: Callable[[], None] = lambda: None
+    #: called with the process of each message that another replica sent by a call of its own
+    on_heard: Callable[[ReplicaProcess], None] = lambda process: None
+    #: called with a log to copy before this replica can be elected
+    copy_log: Callable[[CopyLog], None] = lambda offer: None
+    send_frame: SendToReplica = _drop
 
 
 class Elections:
@@ -124,22 +146,17 @@ class Elections:
 
         self.me = me
         self.members = tuple(members)
-        #: up to where the log equals that of a leader, and the epoch of that leader
-        self.matched: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        #: called after a step that began or ended a leadership, or after which `tick` is due sooner. It must not block
-        self.on_change: Callable[[], None] = lambda: None
-        #: whether the disk takes appends, as far as the last one has shown
-        self.is_writable: Callable[[], bool] = lambda: True
-        #: whether this replica's Replication runs, which sends the log to others
-        self.can_stream: Callable[[], bool] = lambda: True
-        #: the other replicas that this one cannot call
-        self.uncallable: Callable[[], frozenset[int]] = frozenset
-        #: called with the process of each message that another replica sent by a call of its own. It must not block
-        self.on_heard: Callable[[ReplicaProcess], None] = lambda process: None
-        #: called with a log to copy before this replica can be elected. It must not block
-        self.copy_log: Callable[[CopyLog], None] = lambda offer: None
-        self.send_frame: SendToReplica = _drop
+        self._ports = ElectionPorts()
         log.epoch_floor = ballot.epoch
+
+    def connect(self, **ports: Any) -> None:
+        """Let the elections ask and reach other parts. Args: `ports`: those of `ElectionPorts` that change."""
+        self._ports = replace(self._ports, **ports)
+
+    @property
+    def uncallable(self) -> frozenset[int]:
+        """The other replicas that this one cannot call."""
+        return self._ports.uncallable()
 
     @property
     def epoch(self) -> int:
@@ -169,7 +186,7 @@ class Elections:
     def elected_epoch(self) -> int | None:
         """The epoch that the role of this replica has to lead, its EPOCH record may be missing; None: it follows.
 
-        `on_change` is called when it has changed.
+        `ElectionPorts.on_change` is called when it has changed.
         """
         return self._elected_epoch
 
@@ -211,7 +228,7 @@ class Elections:
         self._check_not_replaced(event.sender)
         # After this refusal the sender drops its connection, and asks where the new replica is.
         self._check_not_replaced(self.me)
-        self.on_heard(event.sender)
+        self._ports.on_heard(event.sender)
 
         answers = []
         for each in self._step(event):
@@ -344,9 +361,9 @@ class Elections:
         for change in changes:
             logger.warning("epoch %d: %s", machine.epoch, change)
         for offer in offers:
-            self.copy_log(offer)
+            self._ports.copy_log(offer)
         if has_changed or isinstance(event, (HandOver, LeaderLost)):
-            self.on_change()
+            self._ports.on_change()
         return sends
 
     def _note_failed_sync(self, now_ms: int, facts: LogFacts) -> list[ElectionEffect]:
@@ -363,7 +380,7 @@ class Elections:
         return self._machine.step(OwnSyncFailed(is_complete=is_complete), now_ms, facts)
 
     def _post(self, send: SendElection) -> None:
-        self.send_frame(send.addressee.id, self._encode(send))
+        self._ports.send_frame(send.addressee.id, self._encode(send))
 
     def _encode(self, send: SendElection) -> bytes:
         header = FrameHeader(
@@ -380,10 +397,10 @@ class Elections:
             log.last_epoch,
             log.end,
             durable,
-            *self.matched(),
-            is_writable=self.is_writable(),
-            can_stream=self.can_stream(),
-            uncallable=self.uncallable(),
+            *self._ports.matched(),
+            is_writable=self._ports.is_writable(),
+            can_stream=self._ports.can_stream(),
+            uncallable=self._ports.uncallable(),
         )
 
     def _facts_of_synced(self) -> LogFacts:
@@ -399,7 +416,7 @@ class Elections:
             log.synced,
             is_writable=False,
             can_stream=False,
-            uncallable=self.uncallable(),
+            uncallable=self._ports.uncallable(),
             offered=(0, 0) if last is None else (last.epoch, last.end),
         )
 

@@ -32,11 +32,13 @@ class Peers:
         The first question of the preferred replica would otherwise be lost, and repeated only after the time of an
         election.
         """
-        elections, found = self._elections, self._callable
-        elections.send_frame = self._messages.send
+        found = self._callable
+        self._elections.connect(
+            send_frame=self._messages.send,
+            uncallable=lambda: found.uncallable,
+            on_heard=found.hear,
+        )
         self._messages.start()
-        elections.uncallable = lambda: found.uncallable
-        elections.on_heard = found.hear
         found.start()
 
     def refused_certificates(self) -> dict[int, str]:

@@ -302,11 +302,13 @@ class ReplicaHost:
     def _connect_elections(self) -> None:
         """Let the elections know this replica, and reach the others."""
         options, elections, streams = self.options, self.elections, self.streams
-        elections.on_change = self.supervisor.wake_commit_log
-        elections.is_writable = self._is_disk_writable
-        elections.can_stream = partial(self.supervisor.works, "replication")
-        # A replica that lacks messages of compacted queues never counts, and never leads (ADR 0016).
-        elections.matched = lambda: (0, 0) if self.store.lacks_compacted else streams.matched()
+        elections.connect(
+            on_change=self.supervisor.wake_commit_log,
+            is_writable=self._is_disk_writable,
+            can_stream=partial(self.supervisor.works, "replication"),
+            # A replica that lacks messages of compacted queues never counts, and never leads (ADR 0016).
+            matched=lambda: (0, 0) if self.store.lacks_compacted else streams.matched(),
+        )
         if options.connect_peer is None or options.sole_candidate is not None:
             return
 
@@ -322,7 +324,7 @@ class ReplicaHost:
             take=streams.take_copied,
             log_lock=self.log_guard.lock,
         )
-        elections.copy_log = self._copier.offer
+        elections.connect(copy_log=self._copier.offer)
 
     def _is_disk_writable(self) -> bool:
         """Whether the disk takes appends, as far as is known. Without an EPOCH record `lead` has tried one."""

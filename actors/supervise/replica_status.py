@@ -77,7 +77,7 @@ class ReplicaStatus:
             "epoch": parts.elections.epoch,
             "leader": parts.election_loop.leader_id,
             "is_complete": parts.elections.is_complete,
-            "uncallable": sorted(parts.elections.uncallable()),
+            "uncallable": sorted(parts.elections.uncallable),
             "unclean_recoveries": parts.election_loop.unclean_recoveries(),
             "recovery": recovery,
             "scrub": parts.scrub.status(),

@@ -254,7 +254,7 @@ def test_a_role_has_to_lead_an_epoch_from_its_begin_to_the_step_down(
     log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
     log.recover(0)
     elections, changes = elections_of(log), []
-    elections.on_change = lambda: changes.append(elections.elected_epoch)
+    elections.connect(on_change=lambda: changes.append(elections.elected_epoch))
 
     def perform(*effects: ElectionEffect) -> None:
         monkeypatch.setattr(elections._machine, "step", lambda *_: list(effects))

@@ -159,7 +159,7 @@ class Shard:
             note_leadership=lambda epoch: self.led.setdefault(epoch, set()).add(replica),
         )
         # No satellite runs. What is elected shall not depend on it.
-        self.hosts[replica].elections.can_stream = lambda: True
+        self.hosts[replica].elections.connect(can_stream=lambda: True)
         return self.hosts[replica]
 
     def start_all(self) -> None:
@@ -910,7 +910,7 @@ def test_a_replaced_replica_that_returns_is_refused_by_all_that_know_its_success
 
     wait_until(lambda: all(known()), "both others know the successor")
     frames: list[bytes] = []
-    old.elections.send_frame = lambda replica, frame: frames.append(frame)
+    old.elections.connect(send_frame=lambda replica, frame: frames.append(frame))
     wait_until(lambda: frames, "the old one asks for votes")
     for host in shard.hosts.values():
         if host is not new:

@@ -518,7 +518,7 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
     leader.flushers[0].kill()
     leader.flushers[0].wait()
     ticket = host.put(request([b"y"], producer_id=7, sequence=1))
-    assert leader_of(host).waiting_puts == 1
+    assert leader_of(host).report.waiting_puts == 1
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)
     leader.start_flusher()

@@ -172,10 +172,10 @@ def test_a_leaders_put_does_not_wait_for_another_producers_quorum_put(leader: Le
         assert leader.put("leader", producer_id=2).wait(30).count == 1
     # Without Replication no process answers the quorum's put.
     assert not quorum.done
-    assert leader_of(leader.host).waiting_puts == 1
+    assert leader_of(leader.host).report.waiting_puts == 1
     leader.start("replication")
     assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
-    assert leader_of(leader.host).waiting_puts == 0
+    assert leader_of(leader.host).report.waiting_puts == 0
 
 
 @pytest.mark.usefixtures("commit_log_is_silent")
@@ -241,7 +241,7 @@ def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Lead
     leader_of(leader.host).acks.end()
     assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
     assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
-    assert leader_of(leader.host).waiting_puts == 0
+    assert leader_of(leader.host).report.waiting_puts == 0
 
 
 @pytest.mark.parametrize("are_idle", [True, False])

@@ -171,7 +171,7 @@ class Shard:
         self.spec_shards = shards
         self.state = ShardState()
         self.store: Any = self
-        self.maintenance: Any = None
+        self.parts: Any = SimpleNamespace(identity=SimpleNamespace(facts=self.identity))
         self.log = SimpleNamespace(end=0)
 
     def run(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -209,8 +209,6 @@ class Shard:
         return {"shard": self.number, "shards": max(self.spec_shards, joined)}
 
     def check_serving(self) -> None: ...
-
-    def hand_over(self, replica: int) -> None: ...
 
     def await_dispatch(self) -> None: ...
 

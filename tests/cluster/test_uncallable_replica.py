@@ -78,7 +78,7 @@ class Shard:
             limits=LIMITS,
         )
         self._undo.callback(host.close, 0.0)
-        host.elections.can_stream = lambda: True
+        host.elections.connect(can_stream=lambda: True)
         port = self.serve(replica, certificates, patch)
         self.endpoints.setdefault(replica, f"tls://127.0.0.1:{port}")
 

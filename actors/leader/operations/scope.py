@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from raymq.actors.api import call_arguments
-from raymq.actors.shared.maintenance import Maintenance
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import Rejected
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.requests import AppendedRows
@@ -15,20 +15,11 @@ from raymq.store.state.shard_state import SHARDS, TopicInfo
 class LeaderScope(Protocol):
     """The part of `leader.Leader` that the operations use."""
 
+    parts: ReplicaParts
     store: MessageStore
-
-    @property
-    def maintenance(self) -> Maintenance:
-        """The maintenance loop of the process."""
-
-    def identity(self) -> dict[str, Any]:
-        """Cluster id, shard and other facts."""
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when the shard takes no writes."""
-
-    def hand_over(self, replica: int) -> None:
-        """Let another replica lead soon. Raises: Rejected when it cannot."""
 
     @property
     def visible_end(self) -> int:
@@ -49,17 +40,17 @@ class LeaderScope(Protocol):
 
 def shard_of(leader: LeaderScope) -> int:
     """The number of this shard."""
-    return int(leader.identity()["shard"])
+    return int(leader.parts.identity.facts()["shard"])
 
 
 def joined_shards(leader: LeaderScope) -> int:
     """How many shards know every topic."""
-    return int(leader.identity().get("shards", 1))
+    return int(leader.parts.identity.facts().get("shards", 1))
 
 
 def known_shards(leader: LeaderScope) -> int:
     """How many shards a topic may name."""
-    shards = int(leader.identity().get("shards", call_arguments.SHARDS_MAX))
+    shards = int(leader.parts.identity.facts().get("shards", call_arguments.SHARDS_MAX))
     return max(shards, int(leader.store.state.progress.get(SHARDS, {}).get("known", 0)))
 
 

@@ -17,7 +17,7 @@ from .scope import LeaderScope
 def move_leader(leader: LeaderScope, replica: int) -> dict[str, Any]:
     """Let another replica lead, once its log has all of this one."""
     leader.check_serving()
-    leader.hand_over(replica)
+    leader.parts.election_loop.hand_over(replica)
     return {}
 
 
@@ -66,7 +66,7 @@ def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, Any]:
 
 def delete_expired_files(leader: LeaderScope) -> dict[str, Any]:
     """Delete expired files now. Source: TRIGGER_DELETE_FILES (27)."""
-    leader.maintenance.delete_now()
+    leader.parts.maintenance.delete_now()
     return {}
 
 
