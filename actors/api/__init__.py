@@ -2,5 +2,7 @@
 
 shard_api       `ShardBackend`, and `PutTicket` for a put under way
 fetches         a fetch and its answer, whatever carries them
+operations      the table of a shard's operations: their arguments and functions
+status_rows     what the status of a replica consists of
 call_arguments  checks of arguments that came over the network
 """

@@ -39,7 +39,9 @@ def shown(value: Any) -> str:
 
 def wrong_value(field: str, value: Any, advice: str, limit: Any) -> Rejected:
     """The error of a wrong value, with the value and the advice."""
-    return Rejected(f"{field} is {shown(value)}; {advice}", field=field, limit=limit)
+    return Rejected(
+        f"{field} is {shown(value)}; {advice}", field=field, limit=limit, found=shown(value)
+    )
 
 
 def check_integer(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
@@ -61,7 +63,10 @@ def check_known(topic: Any, known: Collection[str]) -> str:
     """Raises: Rejected for a topic that does not exist."""
     if type(topic) is not str or topic not in known:
         raise Rejected(
-            f"topic {shown(topic)} does not exist", field="topic", limit="an existing topic"
+            f"topic {shown(topic)} does not exist",
+            field="topic",
+            limit="an existing topic",
+            found=shown(topic),
         )
     return topic
 
@@ -151,6 +156,7 @@ def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[
                 f"offsets has the queue {shown(queue)}; queues are 0 to {QUEUES_MAX - 1}",
                 field="offsets",
                 limit=QUEUES_MAX - 1,
+                found=shown(queue),
             )
         found[number] = check_integer("offsets", offset, least, most)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raymq.actors.api.shard_api import PutTicket
-from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.actors.supervise.role import ReplicaRole, not_leading
 from raymq.store.base.errors import RayMQError
 from raymq.store.log.clean import CleanService
@@ -38,16 +38,21 @@ class Follower(ReplicaRole):
     # As a rule no reader is here, and the dispatch of one message costs more than all else that a follower does for it.
     dispatch_linger_s = 0.5
 
-    def __init__(self, host: ReplicaHost, port: FollowerLogPort) -> None:
-        self._host = host
+    def __init__(self, parts: ReplicaParts, port: FollowerLogPort) -> None:
+        self._store = parts.store
+        self._log = parts.log
+        self._supervisor = parts.supervisor
+        self._serving = parts.serving
+        self._elections = parts.election_loop
+        self._clock = parts.clock
         self._port = port
-        self._reads = FollowerReads(host, port.heard)
+        self._reads = FollowerReads(parts, port.heard)
         self._ticked_ms = 0
 
     def make_cleaner(self) -> CleanService:
         """See `ReplicaRole.make_cleaner`."""
         # No service that delivers delayed messages says here which records it needs.
-        store = self._host.store
+        store = self._store
         return CleanService(
             store.log, store, flags=store.flags, reserved_hours_min=RESERVED_HOURS_MIN
         )
@@ -55,20 +60,21 @@ class Follower(ReplicaRole):
     @property
     def visible_end(self) -> int:
         """See `ReplicaRole.visible_end`. An earlier leadership of this replica may have left more in the state."""
-        return self._host.log.confirmed
+        return self._log.confirmed
 
     def step(self) -> None:
         """See `ReplicaRole.step`."""
-        host, log = self._host, self._host.log
+        log = self._log
         is_idle = log.synced >= log.end
-        host.supervisor.wait(host.idle_wait_ms(IDLE_WAIT_MS) if is_idle else BUSY_WAIT_MS)
+        wait_ms = self._elections.idle_wait_ms(IDLE_WAIT_MS) if is_idle else BUSY_WAIT_MS
+        self._supervisor.wait(wait_ms)
         # Acks first: while the leader sends, most wakeups are about them.
         has_moved = self._port.note_progress()
-        now_ms = host.clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
         if not has_moved or now_ms - self._ticked_ms >= TICK_MS:
-            host.supervisor.tick()
+            self._supervisor.tick()
             self._ticked_ms = now_ms
-        host.check_poisoned()
+        self._serving.check_poisoned()
 
     def put(
         self,
@@ -78,7 +84,7 @@ class Follower(ReplicaRole):
         producer_waits: bool = False,
     ) -> PutTicket:
         """A follower takes no puts."""
-        raise not_leading(self._host)
+        raise not_leading(self._elections)
 
     def put_many(
         self,
@@ -88,17 +94,17 @@ class Follower(ReplicaRole):
         producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
         """A follower takes no puts."""
-        return [not_leading(self._host) for _ in requests]
+        return [not_leading(self._elections) for _ in requests]
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """See `FollowerReads.fetch`. Raises: also Unavailable for a reader that takes only the leader's answer."""
         if request.seen_epoch is None:
-            raise not_leading(self._host)
+            raise not_leading(self._elections)
         return self._reads.fetch(request)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """A follower answers only the operations of any replica."""
-        raise not_leading(self._host)
+        raise not_leading(self._elections)
 
     def answer_waiting(self) -> None:
         """See `ReplicaRole.answer_waiting`."""

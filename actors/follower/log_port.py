@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.replication.log_receiver import LogTail
 from raymq.store.base.errors import RayMQError, StorageFull, Unavailable
 from raymq.store.config.promise import own_durable
@@ -29,9 +29,17 @@ FOLLOW_WAIT_S = 3.0
 class FollowerLogPort:
     """The log of one replica. Callers: one stream at a time changes it, the ack loop notes syncs, any thread reads."""
 
-    def __init__(self, host: ReplicaHost) -> None:
-        self._host = host
-        self._log = host.log
+    def __init__(self, parts: ReplicaParts) -> None:
+        self._log = parts.log
+        self._store = parts.store
+        self._guard = parts.log_guard
+        self._supervisor = parts.supervisor
+        self._heartbeat = parts.heartbeat
+        self._dispatcher = parts.dispatcher
+        self._serving = parts.serving
+        self._failures = parts.failures
+        self._clock = parts.clock
+        self._flush = parts.config.flush
         #: the epoch of the frame that is being served
         self.frame_epoch: Callable[[], int] = int
         #: notified when the synced end has moved
@@ -57,23 +65,22 @@ class FollowerLogPort:
 
     def truncate(self, offset: int) -> None:
         """Cut the log, durably. Raises: Corrupt."""
-        with self._writing() as followed, self._host.satellites_paused():
+        with self._writing() as followed, self._guard.satellites_paused():
             followed.truncate(offset, epoch=self.frame_epoch())
 
     def begin_at(self, start: int, chain_value: int) -> None:
         """Let the empty log begin where the leader's does. Durable."""
-        host = self._host
-        with self._writing(), host.satellites_paused(), host.dispatcher.paused():
-            host.store.begin_at(start, chain_value, epoch=self.frame_epoch())
+        with self._writing(), self._guard.satellites_paused(), self._dispatcher.paused():
+            self._store.begin_at(start, chain_value, epoch=self.frame_epoch())
 
     def advance_confirmed(self, confirmed: int) -> None:
         """Note the leader's confirmed end, as far as this log reaches."""
         if self._log.note_confirmed(min(confirmed, self._log.end)):
-            self._host.dispatcher.wake()
+            self._dispatcher.wake()
 
     def note_heard(self, confirmed: int, epoch: int) -> None:
         """Note the confirmed end that the leader of an epoch named just now."""
-        self.heard.note(confirmed, epoch, self._host.clock.monotonic_ms())
+        self.heard.note(confirmed, epoch, self._clock.monotonic_ms())
 
     def _begins_below(self, end: int, epoch: int) -> bool:
         """Whether an epoch begins in this log, below an end. Args: `epoch`: the newest one that this replica heard."""
@@ -87,24 +94,23 @@ class FollowerLogPort:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[FollowedLog]:
         """Around a change of the log: status shows the error that refused the last one."""
-        host = self._host
-        host.check_serving()
-        host.await_follower(FOLLOW_WAIT_S)
-        with host.log_lock:
-            followed = host.store.followed
+        self._serving.check()
+        self._guard.await_follower(FOLLOW_WAIT_S)
+        with self._guard.lock:
+            followed = self._store.followed
             if followed is None or followed.ended:
                 # Only a later epoch than this frame's can have been begun meanwhile.
                 raise Unavailable("this replica leads a later epoch", field="role")
             try:
                 yield followed
             except (OSError, StorageFull) as error:
-                host.failures.note("append", error)
+                self._failures.note("append", error)
                 raise
-            host.failures.clear("append")
+            self._failures.clear("append")
 
     def _publish(self) -> None:
-        self._host.supervisor.appends.publish(self._log.end)
-        self._host.supervisor.appends.wake_for_append()
+        self._supervisor.appends.publish(self._log.end)
+        self._supervisor.appends.wake_for_append()
 
     # --- reads ------------------------------------------------------------------------------------
 
@@ -116,9 +122,9 @@ class FollowerLogPort:
         """The appended end, and the last unit's facts."""
         log = self._log
         # A leadership that begins meanwhile appends to the chain.
-        with self._host.log_lock:
+        with self._guard.lock:
             last = log.chain.last
-            is_followed = self._host.store.followed is not None
+            is_followed = self._store.followed is not None
             if is_followed and last is not None and last.end != log.end:
                 # An adoption was interrupted.
                 log.complete_chain()
@@ -135,7 +141,7 @@ class FollowerLogPort:
 
     def durable(self) -> int:
         """The durable end: everything below it is held here as durably as the flush mode asks."""
-        return own_durable(self._host.config.flush, self._log.ends)
+        return own_durable(self._flush, self._log.ends)
 
     def confirmed(self) -> int:
         """The confirmed end, as far as this follower knows."""
@@ -148,19 +154,19 @@ class FollowerLogPort:
 
         Returns: whether the synced end has moved.
         """
-        host = self._host
+        lock = self._guard.lock
         # An end that was read before a truncation must not be noted after it.
-        if not host.log_lock.acquire(blocking=False):
+        if not lock.acquire(blocking=False):
             # A stream may hold it while it writes to a slow disk.
-            with host.heartbeat.blocking_call:
-                host.log_lock.acquire()
+            with self._heartbeat.blocking_call:
+                lock.acquire()
         try:
-            synced = host.supervisor.progress().ends.synced
+            synced = self._supervisor.progress().ends.synced
             if synced <= self._log.synced:
                 return False
             self._log.note_synced(synced)
         finally:
-            host.log_lock.release()
+            lock.release()
         if not self.acknowledge_synced():
             with self._changed:
                 self._changed.notify_all()
@@ -170,13 +176,13 @@ class FollowerLogPort:
         """Wait until `durable() >= offset`, the log is stopping, or the time is up. Returns: the durable end."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self.durable() >= offset or self._host.is_stopping(), timeout_ms / 1000
+                lambda: self.durable() >= offset or self._serving.is_stopping(), timeout_ms / 1000
             )
         return self.durable()
 
     def is_stopping(self) -> bool:
         """Whether the process is ending."""
-        return self._host.is_stopping()
+        return self._serving.is_stopping()
 
     def wake(self) -> None:
         """Let the streams check whether the process is ending."""
@@ -185,8 +191,8 @@ class FollowerLogPort:
 
     def close(self) -> None:
         """Close the store in order, after the change that is under way."""
-        store = self._host.store
-        with self._host.log_lock:
+        store = self._store
+        with self._guard.lock:
             try:
                 store.close()
             except (OSError, RayMQError) as error:

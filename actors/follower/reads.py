@@ -7,7 +7,7 @@ leader can know for certain, such as an offset that was deleted here. A refusal 
 
 from __future__ import annotations
 
-from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.base.status import PutStatus
 from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest, FetchSlice
@@ -26,8 +26,14 @@ ELSEWHERE = "replica"
 class FollowerReads:
     """The reads of one follower. Callers: any thread."""
 
-    def __init__(self, host: ReplicaHost, heard: HeardEnds) -> None:
-        self._host = host
+    def __init__(self, parts: ReplicaParts, heard: HeardEnds) -> None:
+        self._store = parts.store
+        self._log = parts.log
+        self._dispatcher = parts.dispatcher
+        self._serving = parts.serving
+        self._elections = parts.elections
+        self._scrub = parts.scrub
+        self._clock = parts.clock
         self._heard = heard
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
@@ -40,15 +46,15 @@ class FollowerReads:
         try:
             epoch = self._check_position(request)
         except Unavailable:
-            host, confirmed = self._host, self._host.log.confirmed
-            if host.store.dispatched >= confirmed:
+            confirmed = self._log.confirmed
+            if self._store.dispatched >= confirmed:
                 raise
             # Without a reader, dispatch lingers.
-            host.dispatcher.await_dispatched(confirmed, DISPATCH_WAIT_MS)
+            self._dispatcher.await_dispatched(confirmed, DISPATCH_WAIT_MS)
             epoch = self._check_position(request)
 
         wait_ms = min(request.wait_ms, WAIT_MS_MAX)
-        found = self._host.dispatcher.fetch(request._replace(wait_ms=wait_ms))
+        found = self._dispatcher.fetch(request._replace(wait_ms=wait_ms))
         for part in found:
             if part.error is not None:
                 raise _refusal(str(part.error), ELSEWHERE)
@@ -70,19 +76,18 @@ class FollowerReads:
 
     def _check_sound(self) -> None:
         """Check that this replica's copy is whole, as far as it knows. Raises: Unavailable."""
-        host = self._host
-        host.check_serving()
-        if not host.elections.is_complete:
+        log = self._log
+        self._serving.check()
+        if not self._elections.is_complete:
             raise _refusal("it is not complete: it may have lost confirmed messages", ELSEWHERE)
-        if host.log.poisoned is not None:
-            raise _refusal(host.log.poisoned, ELSEWHERE)
-        if host.scrub.faults or host.store.damage:
+        if log.poisoned is not None:
+            raise _refusal(log.poisoned, ELSEWHERE)
+        if self._scrub.faults or self._store.damage:
             raise _refusal("its copy is damaged; see its status", ELSEWHERE)
 
     def _epoch(self) -> int:
         """The epoch of the leader whose confirmed messages are in the queues here. Raises: Unavailable if they lag."""
-        host = self._host
-        epoch = self._heard.epoch_of(host.store.dispatched, host.clock.monotonic_ms())
+        epoch = self._heard.epoch_of(self._store.dispatched, self._clock.monotonic_ms())
         if epoch is None:
             raise _refusal(
                 f"it lacks what its leader confirmed {LAG_MS_MAX} ms ago, or hears none", ELSEWHERE
@@ -91,7 +96,7 @@ class FollowerReads:
 
     def _check_offset(self, topic: str, queue_id: int, offset: int) -> None:
         """Check that a queue holds the messages before an offset. Raises: Unavailable."""
-        store = self._host.store
+        store = self._store
         info = store.state.topics.get(topic)
         if info is None or not 0 <= queue_id < info.queues:
             raise _refusal(f"it does not know queue {queue_id} of topic {topic!r}", ELSEWHERE)

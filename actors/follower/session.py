@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from raymq.actors.api.shard_api import Frames, SendFrame
 from raymq.actors.supervise.elections import Elections
 from raymq.replication import log_receiver, wire
-from raymq.replication.election import CopyLog, LeaderHeard, LeaderLost
+from raymq.replication.election_events import CopyLog, LeaderHeard, LeaderLost
 from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
 from raymq.store.log.chain import ChainUnit
 

@@ -5,7 +5,8 @@ appender        appends the puts of many threads in groups
 put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages
 disk_losses     writes down that a majority of the replicas had lost its disks
-admin_calls     the administrative operations
+operations      the administrative operations, by subject
+leader_report   its part of the status, its failures, and the values of its metrics
 metrics         the exported metrics, and the thread that exports them
 leader_metrics  values of metrics that take more than one counter
 """

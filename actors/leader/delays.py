@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import Bug, RayMQError
 from raymq.store.delay.delay_service import DelayService
-from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.requests import AppendedRows
 
 #: messages delivered before their promise is awaited: a slow disk slows deliveries down, as it does producers
@@ -24,13 +23,12 @@ PART = "delayed delivery"
 class Delays:
     """Delivers delayed messages when they are due. Threads: `run` has its own, which sleeps while no message is due."""
 
-    def __init__(
-        self, host: ReplicaHost, store: MessageStore, await_promise: Callable[[AppendedRows], None]
-    ) -> None:
+    def __init__(self, parts: ReplicaParts, await_promise: Callable[[AppendedRows], None]) -> None:
+        store = parts.store
         self._store = store
-        self._clock = host.clock
-        self._check_serving = host.check_serving
-        self._failures = host.failures
+        self._clock = parts.clock
+        self._check_serving = parts.serving.check
+        self._failures = parts.failures
         self._await_promise = await_promise
         self._service = DelayService(store)
         self._wake = threading.Event()

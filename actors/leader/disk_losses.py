@@ -9,33 +9,44 @@ held. One that does not stand there is new, and held nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raymq.actors.shared.control_block import Leadership
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.replication.quorum import can_fail_over, may_lack_confirmed
 from raymq.store.base.errors import Bug, RayMQError
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import COMPLETE_REPLICAS, UNCLEAN_RECOVERIES
 
-if TYPE_CHECKING:
-    from raymq.actors.supervise.replica_host import ReplicaHost
-
 
 class DiskLosses:
     """What one leader writes down of its replicas. Callers: the maintenance loop."""
 
-    def __init__(self, host: ReplicaHost, publish: Callable[[AppendedRows], None]) -> None:
-        """Args: `publish`: reports appended records to the satellites."""
-        self._host = host
+    def __init__(
+        self,
+        parts: ReplicaParts,
+        led: Leadership | None,
+        publish: Callable[[AppendedRows], None],
+        *,
+        led_from_nothing: bool,
+    ) -> None:
+        """Args: `led`, `led_from_nothing`: as of `Leader`. `publish`: reports appended records to the satellites."""
+        self._store = parts.store
+        self._elections = parts.elections
+        self._control = parts.supervisor.control
+        self._shard = parts.options.identity["shard"]
+        self._members = parts.options.all_members
+        self._led = led
+        self._led_from_nothing = led_from_nothing
         self._publish = publish
         #: wall clock
-        self._began_ms = host.clock.now_ms()
+        self._began_ms = parts.clock.now_ms()
         self._lost = self._find_lost()
 
     def step(self) -> None:
         """Write what is not in the log yet. What cannot be appended now is tried again by the next call."""
-        host = self._host
-        if host.led is None or not can_fail_over(len(host.members)):
+        if self._led is None or not can_fail_over(len(self._members)):
             return
 
         try:
@@ -55,7 +66,7 @@ class DiskLosses:
             return
         facts = {
             "at_ms": self._began_ms,
-            "shard": self._host.identity_facts["shard"],
+            "shard": self._shard,
             "lost": self._lost,
             "cause": "these replicas were not complete: their disks were lost or damaged, or the power failed "
             "with flush=async",
@@ -68,38 +79,38 @@ class DiskLosses:
 
     def _find_lost(self) -> list[int]:
         """The replicas that had lost what they held when this one was elected, if they may have been a majority."""
-        host = self._host
-        incomplete = sorted(host.elections.incomplete_voters)
-        known = host.store.state.progress.get(COMPLETE_REPLICAS, {})
+        elections = self._elections
+        incomplete = sorted(elections.incomplete_voters)
+        known = self._store.state.progress.get(COMPLETE_REPLICAS, {})
         held = {replica: known[str(replica)] for replica in incomplete if str(replica) in known}
         lost = [
             replica
             for replica, generation in held.items()
-            if generation == host.elections.generation(replica)
+            if generation == elections.generation(replica)
         ]
         if lost:
             # What the replicas before the replaced ones held is gone, too. Alone that was an operator's decision.
             lost = sorted(held)
-        if host.led_from_nothing:
+        if self._led_from_nothing:
             # Without a log none knows which replicas held one.
             lost = incomplete
-        return lost if may_lack_confirmed(len(host.members), len(lost)) else []
+        return lost if may_lack_confirmed(len(self._members), len(lost)) else []
 
     def _find_new(self) -> dict[str, int]:
         """The replicas that are complete, with their generations, as far as the log does not say so."""
-        host = self._host
-        epoch = 0 if host.led is None else host.led.epoch
-        complete = [host.elections.me.id] if host.elections.is_complete else []
-        for replica in host.members:
-            found = host.supervisor.control.followers[replica].read()
+        elections = self._elections
+        epoch = 0 if self._led is None else self._led.epoch
+        complete = [elections.me.id] if elections.is_complete else []
+        for replica in self._members:
+            found = self._control.followers[replica].read()
             if found.epoch == epoch and found.is_complete:
                 complete.append(replica)
-        known = host.store.state.progress.get(COMPLETE_REPLICAS, {})
-        generations = {str(replica): host.elections.generation(replica) for replica in complete}
+        known = self._store.state.progress.get(COMPLETE_REPLICAS, {})
+        generations = {str(replica): elections.generation(replica) for replica in complete}
         return {name: each for name, each in generations.items() if known.get(name) != each}
 
     def _write(self, service: str, values: Mapping[str, Any]) -> None:
-        store = self._host.store
+        store = self._store
         store.put_inner([], progress=ServiceProgress(service, dict(values)))
         # Not awaited: as long as the others copy the log, no majority confirms anything.
         self._publish(AppendedRows.up_to(store.log.end))

@@ -1,6 +1,6 @@
 """The CommitLog role of a leader: takes puts, answers clients, and runs the services of a leading store.
 
-`ReplicaHost` makes a `Leader` when its replica was elected and the EPOCH record of its epoch is in the log. A server
+`Roles` makes a `Leader` when its replica was elected and the EPOCH record of its epoch is in the log. A server
 receives the host as a `ShardBackend`, so that nothing here knows the network.
 """
 
@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raymq.actors.api.call_arguments import check_integer, check_known
+from raymq.actors.api.operations import call_leader
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
-from raymq.actors.shared.control_block import FollowerProgress
-from raymq.actors.shared.failures import FailureFile
+from raymq.actors.api.status_rows import LeadingRow
+from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.latency import LatencyCounter
-from raymq.actors.shared.maintenance import Maintenance
-from raymq.actors.supervise.lease import FLUSH_ROLES
-from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.actors.supervise.role import Body, ReplicaRole, not_leading
 from raymq.replication.quorum import can_fail_over
-from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
@@ -30,16 +28,16 @@ from raymq.store.base.errors import (
     Unavailable,
 )
 from raymq.store.base.status import PutStatus
-from raymq.store.config.promise import own_durable, promises
+from raymq.store.config.promise import promises
 from raymq.store.log.clean import CleanService
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
 
-from . import leader_metrics
-from .admin_calls import AdminCalls
 from .appender import AppendedPut, Appender
 from .delays import Delays
 from .disk_losses import DiskLosses
+from .leader_report import LeaderReport
+from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
 
 logger = logging.getLogger("raymq.commit_log")
@@ -55,7 +53,7 @@ CHECK_WAIT_MS = 3_000
 class Leader(ReplicaRole):
     """The leader of a shard.
 
-    A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, and operations to AdminCalls.
+    A put goes `put` -> Appender -> MessageStore -> PutAcks. Reads go to the Dispatcher, and operations to their table.
     Threads: server threads call put, fetch and call. `loops` lists the threads of its own.
     """
 
@@ -66,17 +64,30 @@ class Leader(ReplicaRole):
 
     def __init__(
         self,
-        host: ReplicaHost,
+        parts: ReplicaParts,
+        led: Leadership | None,
         *,
+        led_from_nothing: bool = False,
         counters: PutCounters | None = None,
         latency: LatencyCounter | None = None,
     ) -> None:
-        """Args: `counters`, `latency`: totals over all leaderships of this process."""
-        store, log = host.store, host.log
-        self._host = host
-        self._clock = host.clock
-        self._appends = host.supervisor.appends
+        """Args: `led`: the epoch; None: the disk delays that of a sole candidate, and only reads are served.
+
+        `led_from_nothing`: the log was empty when it began. `counters`, `latency`: totals over all leaderships of this
+        process.
+        """
+        options, store, log = parts.options, parts.store, parts.log
+        #: the replica, as operations use it, too
+        self.parts = parts
+        self._led = led
+        self._serving = parts.serving
+        self._elections = parts.elections
+        self._dispatcher = parts.dispatcher
+        self._members = options.all_members
+        self._clock = parts.clock
+        self._appends = parts.supervisor.appends
         self.store = store
+        self._log = log
         self._put_path = store.put_path
         self.counters = counters or PutCounters()
         #: the role has ended: nothing more is taken
@@ -87,37 +98,41 @@ class Leader(ReplicaRole):
         self._disk_refused = False
         #: the put that is being appended is small
         self._small_put = False
-        # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
-        self._replication_failure = FailureFile(host.root, files=host.files, clock=Clock())
 
-        rows = promises(host.config.flush, has_followers=host.has_followers)
+        rows = promises(parts.config.flush, has_followers=options.has_followers)
         self._confirmed_end = rows["quorum"].confirmed_end
         # Another leader's log may lack what no majority has stored. If no other can be elected, nothing is lost.
         self._lasting_end = rows[
-            "quorum" if can_fail_over(len(host.members)) else "leader"
+            "quorum" if can_fail_over(len(self._members)) else "leader"
         ].acknowledged_end
         store.inner_put.visible_end = lambda: self.visible_end
         self._note_confirmed()
-        if host.has_followers:
+        if options.has_followers:
             self._expect_acknowledged()
 
-        self._delays = Delays(host, store, self.await_promise)
-        self.acks = PutAcks(host, rows, self.counters, host.dispatcher.wake, latency=latency)
+        self._delays = Delays(parts, self.await_promise)
+        self.acks = PutAcks(parts, rows, self.counters, self._dispatcher.wake, latency=latency)
         self.appender = Appender(self._append, self.acks.report_appended)
+        self.report = LeaderReport(
+            parts,
+            led,
+            counters=self.counters,
+            acks=self.acks,
+            appender=self.appender,
+            is_writable=lambda: self.writable,
+        )
         log.pool.on_full = self._await_pool_space
         log.on_appended = self._on_appended
-        self._admin = AdminCalls(self)
-        self._disk_losses = DiskLosses(host, self.publish)
+        self._disk_losses = DiskLosses(parts, led, self.publish, led_from_nothing=led_from_nothing)
 
     def _note_confirmed(self) -> None:
         """Raise the confirmed end to what the log itself knows."""
-        self._host.log.note_confirmed(self._confirmed_end(self._host.log.ends))
+        self._log.note_confirmed(self._confirmed_end(self._log.ends))
 
     @property
     def visible_end(self) -> int:
         """See `ReplicaRole.visible_end`."""
-        log = self._host.log
-        return max(log.confirmed, self._lasting_end(log.ends))
+        return max(self._log.confirmed, self._lasting_end(self._log.ends))
 
     def _expect_acknowledged(self) -> None:
         """Let reads wait for messages that the leader before may have acknowledged.
@@ -125,10 +140,9 @@ class Leader(ReplicaRole):
         How far that was is known when the EPOCH record is confirmed. A process that leads again after a restart on the
         same boot knows it already.
         """
-        host, led = self._host, self._host.led
-        is_elected = led is not None and can_fail_over(len(host.members))
-        if is_elected or not host.log.same_boot:
-            host.dispatcher.expect(host.log.end, is_needed=is_elected)
+        is_elected = self._led is not None and can_fail_over(len(self._members))
+        if is_elected or not self._log.same_boot:
+            self._dispatcher.expect(self._log.end, is_needed=is_elected)
 
     def make_cleaner(self) -> CleanService:
         """See `ReplicaRole.make_cleaner`."""
@@ -164,7 +178,7 @@ class Leader(ReplicaRole):
         Raises: Rejected, Unavailable with nothing stored.
         """
         began = self._clock.monotonic()
-        if self._host.stop_error is not None or self._ended:
+        if self._serving.stop_error is not None or self._ended:
             self.check_serving()
         if not self.acks.waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
             # No earlier put keeps the flusher awake, so that it is woken here, while this put is encoded.
@@ -215,7 +229,7 @@ class Leader(ReplicaRole):
     def _check_one(self, request: PutRequest) -> CheckedPut | RayMQError:
         """Check one of several puts: an error of one must not affect the others."""
         try:
-            if self._host.stop_error is not None or self._ended:
+            if self._serving.stop_error is not None or self._ended:
                 self.check_serving()
             return self._put_path.check(request)
         except RayMQError as error:
@@ -232,13 +246,13 @@ class Leader(ReplicaRole):
 
     def _append(self, puts: list[CheckedPut]) -> list[AppendedRows | RayMQError]:
         self._small_put = sum(put.encoded.count for put in puts) <= ANNOUNCED_ROWS_MAX
-        end = self._host.log.end
+        end = self._log.end
         try:
             results = self._put_path.append_many(puts)
         except Exception as error:
-            if self._host.log.end != end:
+            if self._log.end != end:
                 # The shard's state and the log may differ now, and only a recovery makes them equal.
-                self._host.fail(Unavailable(f"append: {error!r}", field="store"))
+                self._serving.fail(Unavailable(f"append: {error!r}", field="store"))
             raise
         return [self._count_result(put, result) for put, result in zip(puts, results, strict=True)]
 
@@ -250,7 +264,7 @@ class Leader(ReplicaRole):
         if isinstance(result, AppendedRows):
             if self._append_failed:
                 self._append_failed = self._disk_refused = False
-                self._host.failures.clear("append")
+                self.parts.failures.clear("append")
             counters.puts += 1
             counters.rows += result.count
             counters.bytes += put.encoded.bytes_from(result.duplicates)
@@ -264,14 +278,14 @@ class Leader(ReplicaRole):
         if isinstance(result, (DeliveryUnknown, StorageFull, Unavailable, OSError)):
             self._append_failed = True
             self._disk_refused = isinstance(result, (StorageFull, OSError))
-            self._host.failures.note("append", result)
+            self.parts.failures.note("append", result)
         if isinstance(result, OSError):
             return Unavailable(f"the log could not be written: {result}", field="store")
         return self._for_producer(result)
 
     def _for_producer(self, error: RayMQError) -> RayMQError:
         """The refusal that a producer gets. With a follower that soon leads in place of a full disk, it tries again."""
-        if isinstance(error, StorageFull) and self._host.elections.has_successor:
+        if isinstance(error, StorageFull) and self._elections.has_successor:
             return Unavailable(
                 "the disk of the leader is full, and another replica takes over; nothing was stored",
                 field="leader",
@@ -284,8 +298,8 @@ class Leader(ReplicaRole):
 
     def step(self) -> None:
         """See `ReplicaRole.step`."""
-        if self._host.log.poisoned is not None and self._host.stop_error is None:
-            self._host.check_poisoned()
+        if self._log.poisoned is not None and self._serving.stop_error is None:
+            self._serving.check_poisoned()
         self.acks.step()
 
     def answer_waiting(self) -> None:
@@ -294,13 +308,13 @@ class Leader(ReplicaRole):
             self.appender.end()
             self.acks.end()
         finally:
-            self._host.dispatcher.wake_readers()
+            self._dispatcher.wake_readers()
 
     def drain(self, deadline_ms: int) -> None:
         """See `ReplicaRole.drain`."""
         while (
             (self.appender.busy or self.acks.waiting)
-            and self._host.stop_error is None
+            and self._serving.stop_error is None
             and self._clock.monotonic_ms() < deadline_ms
         ):
             self._clock.sleep_ms(5)
@@ -322,11 +336,10 @@ class Leader(ReplicaRole):
 
     def close(self) -> None:
         """See `ReplicaRole.close`."""
-        host = self._host
         try:
-            if host.stop_error is None:
-                host.log.commit_pool()
-                host.log.sync()
+            if self._serving.stop_error is None:
+                self._log.commit_pool()
+                self._log.sync()
                 self._note_confirmed()
             self._delays.close()
             self.store.close()
@@ -347,9 +360,9 @@ class Leader(ReplicaRole):
         Raises: Rejected for a topic or queue that does not exist; Unavailable when the reader has seen a newer epoch.
         """
         self._check_leads()
-        epoch = self._host.elections.epoch if self._host.led is None else self._host.led.epoch
+        epoch = self._elections.epoch if self._led is None else self._led.epoch
         if request.seen_epoch is not None and request.seen_epoch > epoch:
-            raise not_leading(self._host)
+            raise not_leading(self.parts.election_loop)
 
         self.counters.fetches += 1
         topics = self.store.state.topics
@@ -357,7 +370,7 @@ class Leader(ReplicaRole):
         for queue_id in request.offsets:
             if not 0 <= queue_id < info.queues:
                 check_integer("offsets", queue_id, 0, info.queues - 1)
-        found = self._host.dispatcher.fetch(request)
+        found = self._dispatcher.fetch(request)
         if any(isinstance(part.error, OffsetOutOfRange) for part in found):
             # The queues of a newer leader may end later.
             self.await_check()
@@ -366,45 +379,36 @@ class Leader(ReplicaRole):
         return [part._replace(epoch=epoch) for part in found]
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """See `AdminCalls.call`."""
+        """See `ReplicaRole.call`. `operations.scope.LeaderScope` is this leader."""
         self._check_leads()
-        return self._admin.call(op, args)
+        return call_leader(OPERATIONS, self, op, args)
 
     def _check_leads(self) -> None:
         """Raises: Unavailable after the end of the led epoch: another replica may have newer messages."""
-        if self._host.is_deposed():
-            raise not_leading(self._host)
+        if self._is_deposed():
+            raise not_leading(self.parts.election_loop)
 
-    # What AdminCalls uses beside the store.
+    def _is_deposed(self) -> bool:
+        """Whether the epoch of this leader is over, while this role may not have ended yet."""
+        return self._led is not None and self._elections.elected_epoch != self._led.epoch
 
-    @property
-    def maintenance(self) -> Maintenance:
-        """The maintenance loop of the process."""
-        return self._host.maintenance
-
-    def identity(self) -> dict[str, Any]:
-        """Cluster id, shard and other facts."""
-        return self._host.identity()
+    # What operations use beside the parts of the replica.
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when the shard takes no writes here."""
-        self._host.check_serving()
+        self._serving.check()
         if self._ended:
-            raise not_leading(self._host)
-
-    def hand_over(self, replica: int) -> None:
-        """See `ReplicaHost.hand_over`."""
-        self._host.hand_over(replica)
+            raise not_leading(self.parts.election_loop)
 
     def await_check(self) -> None:
         """Wait until a majority says that no other replica led at this call. Raises: Unavailable if none does."""
-        host, led = self._host, self._host.led
-        if host.sole_candidate is not None:
+        led = self._led
+        if self.parts.options.sole_candidate is not None:
             return
-        if led is not None and host.elections.await_check(led.epoch, CHECK_WAIT_MS):
+        if led is not None and self._elections.await_check(led.epoch, CHECK_WAIT_MS):
             return
-        if led is None or host.elections.elected_epoch != led.epoch:
-            raise not_leading(host)
+        if led is None or self._is_deposed():
+            raise not_leading(self.parts.election_loop)
         raise Unavailable(
             f"too few replicas have said within {CHECK_WAIT_MS} ms that this one leads the shard; ask again",
             field="leader",
@@ -413,7 +417,7 @@ class Leader(ReplicaRole):
 
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
-        self._host.dispatcher.await_confirmed()
+        self._dispatcher.await_confirmed()
 
     def end_damaged_file(self) -> None:
         """See `ReplicaRole.end_damaged_file`. Replication reads the file, and cannot wait until puts have filled it."""
@@ -432,14 +436,10 @@ class Leader(ReplicaRole):
     # --- status -----------------------------------------------------------------------------------
 
     @property
-    def waiting_puts(self) -> int:
-        """Puts that are not answered yet."""
-        return self.appender.waiting + self.acks.waiting
-
-    @property
     def writable(self) -> bool:
         """Whether puts are taken now, judged by the last one."""
-        return self._host.state == "RUNNING" and not self._append_failed
+        is_refusing = self._serving.stop_error or self._log.poisoned
+        return not is_refusing and self.is_serving and not self._append_failed
 
     @property
     def is_serving(self) -> bool:
@@ -458,106 +458,16 @@ class Leader(ReplicaRole):
 
     def failures(self) -> dict[str, str]:
         """See `ReplicaRole.failures`."""
-        found = {}
-        if self._host.log.allocator.last_error is not None:
-            found["allocate"] = str(self._host.log.allocator.last_error)
-        cause = self._stalled_followers()
-        if cause is not None:
-            found["replication"] = cause
-        return found
+        return self.report.failures()
 
     def damaged_places(self) -> list[int]:
-        """See `ReplicaRole.damaged_places`: where Replication cannot read the log."""
-        found = self._replication_failure.damaged_at()
-        return [] if found is None else [found]
+        """See `ReplicaRole.damaged_places`."""
+        return self.report.damaged_places()
 
-    def _stalled_followers(self) -> str | None:
-        """Why followers get no log bytes; None: each of them does."""
-        return self._replication_failure.read() if self._host.has_followers else None
-
-    def _followers(self) -> dict[int, FollowerProgress]:
-        """Replica -> how far it is, of the followers that Replication serves in this epoch."""
-        host = self._host
-        epoch = 0 if host.led is None else host.led.epoch
-        followers = [each for each in host.members if each != host.elections.me.id]
-        known = {each: host.supervisor.control.followers[each].read() for each in followers}
-        return {each: found for each, found in known.items() if found.epoch == epoch != 0}
-
-    def status(self) -> dict[str, Any]:
-        """Counters, metrics and services, for status displays and benchmarks."""
-        host, store, log = self._host, self.store, self._host.log
-        return {
-            "writable": self.writable,
-            "min_offset": log.start,
-            "transient_pool": host.config.transient_pool,
-            "committed": log.committed,
-            "prewritten_bytes": log.allocator.ready,
-            "counters": vars(self.counters),
-            "damage": [{"message": str(error), **error.fields} for error in store.damage],
-            "compaction": {"error": host.compaction.last_error},
-            "metrics": leader_metrics.as_status(self.metrics()),
-            "flags": store.flags.names(),
-            "clean": {**store.clean_service.as_status(), "error": host.maintenance.last_error},
-            "upkeep": {"error": store.checkpoint_service.last_error},
-            "store_stats": store.stats.as_status(),
-        }
+    def status(self) -> LeadingRow:
+        """See `LeaderReport.status`."""
+        return self.report.status()
 
     def metrics(self) -> dict[str, Any]:
-        """The values of METRICS. Callers: any thread; cheap enough for every few seconds, not for every put."""
-        host, store, log, counters = self._host, self.store, self._host.log, self.counters
-        roles: dict[str, dict[str, Any]] = host.supervisor.describe()["roles"]
-        flushers = [roles[role] for role in FLUSH_ROLES if role in roles]
-        confirmed = log.confirmed
-        ends = log.ends
-        durable = own_durable(host.config.flush, ends)
-        lag = max(0, durable - confirmed)
-        followers = self._followers() if host.has_followers else {}
-        incomplete = len(host.members) - 1 - sum(each.is_complete for each in followers.values())
-
-        return {
-            "raymq_append_batches_total": counters.puts,
-            "raymq_append_messages_total": counters.rows - counters.duplicates,
-            "raymq_append_bytes_total": counters.bytes,
-            "raymq_append_seconds": self.acks.latency.read(),
-            "raymq_flush_seconds": host.supervisor.sync_latencies(),
-            "raymq_fsyncs_total": sum(flusher["syncs"] for flusher in flushers),
-            "raymq_duplicates_total": counters.duplicates,
-            "raymq_rejected_total": counters.rejected,
-            "raymq_unknown_total": counters.unknown,
-            "raymq_fetches_total": counters.fetches,
-            "raymq_role_restarts_total": sum(max(0, role["grants"] - 1) for role in roles.values()),
-            "raymq_scrub_bytes_total": host.scrub.counters.bytes,
-            "raymq_scrub_faults": leader_metrics.damaged_places(host.scrub, store),
-            "raymq_repaired_units_total": 0 if host.repair is None else host.repair.mender.units,
-            "raymq_start_time_seconds": host.started_ms / 1000,
-            "raymq_writable": int(self.writable),
-            "raymq_waiting_puts": self.waiting_puts,
-            "raymq_log_start_bytes": log.start,
-            "raymq_log_appended_bytes": log.end,
-            "raymq_log_synced_bytes": log.synced,
-            "raymq_log_confirmed_bytes": confirmed,
-            "raymq_log_dispatched_bytes": store.dispatched,
-            "raymq_replication_lag_bytes": lag if host.has_followers else None,
-            "raymq_under_replicated": (
-                int(self._stalled_followers() is not None) if host.has_followers else None
-            ),
-            "raymq_epoch": 0 if host.led is None else host.led.epoch,
-            # Also those that were not heard in this epoch (rule R13 of docs/design.md).
-            "raymq_incomplete_followers": incomplete if host.has_followers else None,
-            "raymq_follower_match_lag_bytes": {
-                (str(replica),): max(0, ends.appended - each.matched_end)
-                for replica, each in followers.items()
-            },
-            "raymq_follower_sync_lag_bytes": {
-                (str(replica),): max(0, durable - each.durable_end)
-                for replica, each in followers.items()
-            },
-            "raymq_follower_durable_bytes": {
-                (str(replica),): each.durable_end for replica, each in followers.items()
-            },
-            "raymq_unclean_recoveries": len(host.unclean_recoveries()),
-            "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
-            "raymq_topic_messages": leader_metrics.topic_messages(store),
-            "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
-            "raymq_disk_free_bytes": leader_metrics.free_bytes(log),
-        }
+        """See `LeaderReport.metrics`."""
+        return self.report.metrics()

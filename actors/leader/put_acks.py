@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.shared.latency import LatencyCounter
 from raymq.actors.shared.retry_throttle import RetryThrottle
-from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.actors.supervise.supervisor import STALE_MS
 from raymq.replication.combiner import LatePuts, PutCombiner
 from raymq.store.base.errors import DeliveryUnknown, Unavailable
@@ -105,7 +105,7 @@ class PutAcks:
 
     def __init__(
         self,
-        host: ReplicaHost,
+        parts: ReplicaParts,
         promises: dict[Acks, Promise],
         counters: PutCounters,
         on_confirmed: Callable[[], None],
@@ -116,15 +116,15 @@ class PutAcks:
 
         `latency`: of puts whose promise was kept, guarded by `_submit_lock`.
         """
-        self._log = host.log
-        self._supervisor = host.supervisor
-        self._appends = host.supervisor.appends
-        self._clock = host.clock
-        self._fail = host.fail
-        self._idle_wait_ms = host.idle_wait_ms
+        self._log = parts.log
+        self._supervisor = parts.supervisor
+        self._appends = parts.supervisor.appends
+        self._clock = parts.clock
+        self._fail = parts.serving.fail
+        self._idle_wait_ms = parts.election_loop.idle_wait_ms
         self._on_confirmed = on_confirmed
         self._queues = {
-            acks: AckQueue(promise, host.config, promise.acknowledged_end(host.log.ends))
+            acks: AckQueue(promise, parts.config, promise.acknowledged_end(parts.log.ends))
             for acks, promise in promises.items()
         }
 

@@ -51,6 +51,7 @@ from .peer_calls import EndpointQuestions, NotedCalls
 from .process_setup import keep_freed_memory, keep_pandas_out
 from .replica_files import (
     PeerAddresses,
+    ShardAddresses,
     endpoint_of,
     generation_of,
     old_port,
@@ -220,9 +221,9 @@ class CommitLogActor:
 
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
-            host.routes = read_json(root, "routes") or {}
-            known = read_json(root, "replicas") or {}
-            host.replicas = lambda: known
+            host.addresses.set_routes(
+                read_json(root, "routes") or {}, read_json(root, "replicas") or {}
+            )
             server = serve(
                 host,
                 host=address.bind,
@@ -269,7 +270,7 @@ class CommitLogActor:
             "pid": os.getpid(),
         }
 
-        host = open_replica(
+        return open_replica(
             root,
             config,
             identity=identity,
@@ -277,6 +278,7 @@ class CommitLogActor:
             members=spec["voters"],
             candidates=spec["candidates"],
             connect_peer=self._connect_peer,
+            addresses=ShardAddresses(self._addresses, spec["replica"], lambda: self._endpoint),
             # Without elections a replica that has lost its disk cannot rejoin: the leader copies its log to it.
             is_new_complete=is_first or not can_fail_over(spec["replicas"]),
             generations=spec["generations"],
@@ -284,15 +286,6 @@ class CommitLogActor:
             note_leadership=lambda epoch: write_leadership(root, epoch),
             end_process=lambda reason: _exit_soon(root, reason),
         )
-        host.endpoint_of = self._endpoint_of
-        host.note_endpoint = lambda replica, endpoint, is_own: self._addresses.note(
-            replica, endpoint, is_own=is_own
-        )
-        return host
-
-    def _endpoint_of(self, replica: int) -> str | None:
-        """Where a replica of this shard listens, as far as this one knows."""
-        return self._endpoint if replica == self._spec["replica"] else self._addresses.find(replica)
 
     def _connect_peer(self, replica: int) -> Any:
         """Connect to another replica, for elections and for damaged bytes. Raises: Unavailable."""
@@ -353,10 +346,10 @@ class CommitLogActor:
             }
 
         return {
-            "state": host.state,
+            "state": host.report.state,
             "endpoint": self.endpoint(),
-            "error": host.cause,
-            "mode": host.mode,
+            "error": host.report.cause,
+            "mode": host.roles.mode,
             "epoch": host.elections.epoch,
             "missing_roles": host.supervisor.missing_roles(),
             "pid": os.getpid(),
@@ -416,8 +409,7 @@ class CommitLogActor:
         for replica, endpoint in replicas.get(str(self._spec["shard"]), {}).items():
             self._addresses.note(int(replica), endpoint, is_own=False)
         if self._host is not None:
-            self._host.routes = routes
-            self._host.replicas = lambda: replicas
+            self._host.addresses.set_routes(routes, replicas)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Shut down in order. The caller kills the actor afterwards."""

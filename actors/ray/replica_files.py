@@ -10,6 +10,7 @@ import ipaddress
 import json
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,26 @@ class PeerAddresses:
             return {}
         found = {replica: self.find(replica) for replica in self._directories}
         return {str(replica): endpoint for replica, endpoint in found.items() if endpoint}
+
+
+class ShardAddresses:
+    """The addresses of all replicas of a shard, this one included: the `PeerAddressBook` of its host."""
+
+    def __init__(
+        self, peers: PeerAddresses, replica: int, own_endpoint: Callable[[], str | None]
+    ) -> None:
+        """Args: `replica`: this one. `own_endpoint`: where it listens; None: it does not yet."""
+        self._peers = peers
+        self._replica = replica
+        self._own_endpoint = own_endpoint
+
+    def find(self, replica: int) -> str | None:
+        """See `PeerAddressBook.find`."""
+        return self._own_endpoint() if replica == self._replica else self._peers.find(replica)
+
+    def note(self, replica: int, endpoint: str, *, is_own: bool) -> None:
+        """See `PeerAddresses.note`."""
+        self._peers.note(replica, endpoint, is_own=is_own)
 
 
 def write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:

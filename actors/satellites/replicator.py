@@ -23,7 +23,7 @@ from raymq.actors.shared.control_block import FLUSHERS, FollowerProgress, Leader
 from raymq.actors.shared.failures import FailureFile
 from raymq.actors.supervise.ballot import read_generations
 from raymq.replication.combiner import PutCombiner
-from raymq.replication.election import Ballot
+from raymq.replication.election_events import Ballot
 from raymq.replication.log_sender import LogSender, SenderLimits
 from raymq.replication.quorum import majority, prompt_followers, published_end
 from raymq.replication.wire import ReplicaProcess, cluster_key

@@ -1,7 +1,10 @@
 """The elections of one replica, inside its CommitLog process: the machine, its lock, and its ballot on disk.
 
-`ElectionMachine` decides (replication/election.py). The ballot is in `raymq/meta`, synced before any effect that relies
-on it. A log may know a later epoch than its `meta`: the file was lost, or an earlier version of RayMQ wrote none.
+`ElectionMachine` decides (replication/election.py), and each step performs its effects. `BeginEpoch` and `StepDown`
+say which epoch the role of this replica has to lead. The ack loop then changes the role, because that takes time.
+
+The ballot is in `raymq/meta`, synced before any effect that relies on it. A log may know a later epoch than its `meta`:
+the file was lost, or an earlier version of RayMQ wrote none.
 
 Promise, vote, append and truncation of a replica exclude each other: a step holds the put lock, under which all bytes
 of the log are written. A step that raises the epoch also raises `CommitLog.epoch_floor`, so that no later write of an
@@ -14,17 +17,17 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from raymq.replication.election import (
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import (
     Ballot,
+    BeginEpoch,
     CheckAsked,
     CopyLog,
     ElectionEffect,
     ElectionEvent,
-    ElectionLimits,
-    ElectionMachine,
-    ElectionState,
     ElectionTick,
     HandOver,
     LeaderLost,
@@ -36,6 +39,7 @@ from raymq.replication.election import (
     StepDown,
     StopPuts,
 )
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.wire import (
     Election,
     FrameHeader,
@@ -65,6 +69,27 @@ SendToReplica = Callable[[int, bytes], None]
 
 def _drop(replica: int, frame: bytes) -> None:
     """A message that is lost, as any message may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectionPorts:
+    """What the elections of one replica ask of its other parts, and report to them. None of these may block."""
+
+    #: up to where the log equals that of a leader, and the epoch of that leader
+    matched: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    #: whether the disk takes appends, as far as the last one has shown
+    is_writable: Callable[[], bool] = lambda: True
+    #: whether this replica's Replication runs, which sends the log to others
+    can_stream: Callable[[], bool] = lambda: True
+    #: the other replicas that this one cannot call
+    uncallable: Callable[[], frozenset[int]] = frozenset
+    #: called after a step that began or ended a leadership, or after which `tick` is due sooner
+    on_change: Callable[[], None] = lambda: None
+    #: called with the process of each message that another replica sent by a call of its own
+    on_heard: Callable[[ReplicaProcess], None] = lambda process: None
+    #: called with a log to copy before this replica can be elected
+    copy_log: Callable[[CopyLog], None] = lambda offer: None
+    send_frame: SendToReplica = _drop
 
 
 class Elections:
@@ -103,6 +128,8 @@ class Elections:
         self._flags = flags
         self._cluster = cluster_key(cluster_id)
         self._shard = shard
+        #: of the last `BeginEpoch`, until a `StepDown`
+        self._elected_epoch: int | None = None
         self._stored, ballot = _read_ballot(log, candidates, is_new_complete=is_new_complete)
         ballot = ballot.with_generations(tuple(generations)).with_epoch(least_epoch)
         self._machine = ElectionMachine(
@@ -119,22 +146,17 @@ class Elections:
 
         self.me = me
         self.members = tuple(members)
-        #: up to where the log equals that of a leader, and the epoch of that leader
-        self.matched: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        #: called after a step that began or ended a leadership, or after which `tick` is due sooner. It must not block
-        self.on_change: Callable[[], None] = lambda: None
-        #: whether the disk takes appends, as far as the last one has shown
-        self.is_writable: Callable[[], bool] = lambda: True
-        #: whether this replica's Replication runs, which sends the log to others
-        self.can_stream: Callable[[], bool] = lambda: True
-        #: the other replicas that this one cannot call
-        self.uncallable: Callable[[], frozenset[int]] = frozenset
-        #: called with the process of each message that another replica sent by a call of its own. It must not block
-        self.on_heard: Callable[[ReplicaProcess], None] = lambda process: None
-        #: called with a log to copy before this replica can be elected. It must not block
-        self.copy_log: Callable[[CopyLog], None] = lambda offer: None
-        self.send_frame: SendToReplica = _drop
+        self._ports = ElectionPorts()
         log.epoch_floor = ballot.epoch
+
+    def connect(self, **ports: Any) -> None:
+        """Let the elections ask and reach other parts. Args: `ports`: those of `ElectionPorts` that change."""
+        self._ports = replace(self._ports, **ports)
+
+    @property
+    def uncallable(self) -> frozenset[int]:
+        """The other replicas that this one cannot call."""
+        return self._ports.uncallable()
 
     @property
     def epoch(self) -> int:
@@ -162,9 +184,11 @@ class Elections:
 
     @property
     def elected_epoch(self) -> int | None:
-        """The epoch that this process was elected to lead, its EPOCH record may be missing; None: it follows."""
-        machine = self._machine
-        return machine.epoch if machine.state is ElectionState.LEADER else None
+        """The epoch that the role of this replica has to lead, its EPOCH record may be missing; None: it follows.
+
+        `ElectionPorts.on_change` is called when it has changed.
+        """
+        return self._elected_epoch
 
     @property
     def leads(self) -> bool:
@@ -204,7 +228,7 @@ class Elections:
         self._check_not_replaced(event.sender)
         # After this refusal the sender drops its connection, and asks where the new replica is.
         self._check_not_replaced(self.me)
-        self.on_heard(event.sender)
+        self._ports.on_heard(event.sender)
 
         answers = []
         for each in self._step(event):
@@ -304,7 +328,7 @@ class Elections:
         changes: list[str] = []
         offers: list[CopyLog] = []
         with self._put_lock:
-            led = self.elected_epoch
+            led = self._elected_epoch
             now_ms, facts = self._clock.monotonic_ms(), self._facts()
             effects = [*self._note_failed_sync(now_ms, facts), *machine.step(event, now_ms, facts)]
             # From here on no byte of an older epoch is written.
@@ -312,15 +336,19 @@ class Elections:
             for effect in effects:
                 if isinstance(effect, SendElection):
                     self._unsent.append(effect)
+                elif isinstance(effect, BeginEpoch):
+                    self._elected_epoch = effect.epoch
                 elif isinstance(effect, (StepDown, StopPuts)):
                     self._flags.set(FENCED)
+                    if isinstance(effect, StepDown):
+                        self._elected_epoch = None
                     changes.append(f"no puts are taken any more: {effect.reason}")
                 elif isinstance(effect, ResumePuts):
                     self._flags.clear(FENCED)
                     changes.append(f"puts are taken again: {effect.reason}")
                 elif isinstance(effect, CopyLog):
                     offers.append(effect)
-            has_changed = led != self.elected_epoch
+            has_changed = led != self._elected_epoch
 
             if machine.ballot != self._stored:
                 self._log.meta.update({BALLOT: _as_json(machine.ballot), POWER_LOST: None})
@@ -333,9 +361,9 @@ class Elections:
         for change in changes:
             logger.warning("epoch %d: %s", machine.epoch, change)
         for offer in offers:
-            self.copy_log(offer)
+            self._ports.copy_log(offer)
         if has_changed or isinstance(event, (HandOver, LeaderLost)):
-            self.on_change()
+            self._ports.on_change()
         return sends
 
     def _note_failed_sync(self, now_ms: int, facts: LogFacts) -> list[ElectionEffect]:
@@ -352,7 +380,7 @@ class Elections:
         return self._machine.step(OwnSyncFailed(is_complete=is_complete), now_ms, facts)
 
     def _post(self, send: SendElection) -> None:
-        self.send_frame(send.addressee.id, self._encode(send))
+        self._ports.send_frame(send.addressee.id, self._encode(send))
 
     def _encode(self, send: SendElection) -> bytes:
         header = FrameHeader(
@@ -369,10 +397,10 @@ class Elections:
             log.last_epoch,
             log.end,
             durable,
-            *self.matched(),
-            is_writable=self.is_writable(),
-            can_stream=self.can_stream(),
-            uncallable=self.uncallable(),
+            *self._ports.matched(),
+            is_writable=self._ports.is_writable(),
+            can_stream=self._ports.can_stream(),
+            uncallable=self._ports.uncallable(),
         )
 
     def _facts_of_synced(self) -> LogFacts:
@@ -388,7 +416,7 @@ class Elections:
             log.synced,
             is_writable=False,
             can_stream=False,
-            uncallable=self.uncallable(),
+            uncallable=self._ports.uncallable(),
             offered=(0, 0) if last is None else (last.epoch, last.end),
         )
 

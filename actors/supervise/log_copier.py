@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from raymq.replication.election import CopyLog
+from raymq.replication.election_events import CopyLog
 from raymq.replication.log_copy import LogCopy
 from raymq.replication.wire import AppendEntries, Probe
 from raymq.store.base.errors import RayMQError, Unavailable

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.api.status_rows import LeaderRow
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.base.status import PutStatus
 from raymq.store.log.clean import CleanService
@@ -16,7 +17,7 @@ Body = Callable[[], None]
 
 
 class ReplicaRole(ABC):
-    """One leadership, or the time between two of them. `ReplicaHost` makes one, and calls `end` before the next.
+    """One leadership, or the time between two of them. `Roles` makes one, and calls `end` before the next.
 
     `put`, `put_many`, `fetch` and `call` are those of `shard_api.ShardBackend`.
     """
@@ -127,8 +128,8 @@ class ReplicaRole(ABC):
         """Physical offsets of damage that a process of this role met."""
         return []
 
-    def status(self) -> dict[str, Any]:
-        """For status displays."""
+    def status(self) -> Mapping[str, Any]:
+        """What it adds to the status of its replica."""
         return {}
 
     def metrics(self) -> dict[str, Any]:
@@ -137,15 +138,15 @@ class ReplicaRole(ABC):
 
 
 class LeaderHint(Protocol):
-    """The part of `ReplicaHost` that knows who leads."""
+    """The part of `ElectionLoop` that knows who leads."""
 
-    def leader_hint(self) -> dict[str, Any]:
-        """`replica`, `epoch` and `endpoint` of the leader."""
+    def leader_hint(self) -> LeaderRow:
+        """The leader, as far as it is known."""
 
 
-def not_leading(host: LeaderHint) -> Unavailable:
+def not_leading(elections: LeaderHint) -> Unavailable:
     """The refusal of a replica that another one leads, with the address of the leader as far as it is known."""
-    hint = host.leader_hint()
+    hint = elections.leader_hint()
     where = f"replica {hint['replica']} does" if hint["replica"] is not None else "ask again"
     return Unavailable(
         f"this replica does not lead the shard: {where} (epoch {hint['epoch']}); nothing was stored",

@@ -239,14 +239,14 @@ def check_group_name(group: str) -> None:
 def _check_name(field: str, name: str, limit: int) -> None:
     if not isinstance(name, str):
         fault = f"the {field} is {name!r}, a {type(name).__name__}; give its name"
-        raise Rejected(fault, field=field, limit="str")
+        raise Rejected(fault, field=field, limit="str", found=type(name).__name__)
     if not 1 <= len(name) <= limit:
         fault = f"the {field} name has {len(name)} characters; it may have 1 to {limit}"
-        raise Rejected(fault, field=field, limit=limit)
+        raise Rejected(fault, field=field, limit=limit, found=len(name))
     bad = _TOPIC_BAD.search(name)
     if bad:
         fault = f"{field} name {name!r} has the character {bad[0]!r}; use letters, digits, %|_-"
-        raise Rejected(fault, field=field, limit="letters, digits, % | _ -")
+        raise Rejected(fault, field=field, limit="letters, digits, % | _ -", found=bad[0])
 
 
 def java_hash(text: str) -> int:

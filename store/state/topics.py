@@ -177,6 +177,7 @@ def _checked_attributes(attributes: Mapping[str, str]) -> tuple[tuple[str, str],
                 f"topic attribute {name}={value} is not known; there are {allowed} and {SCHEMA}",
                 field="attributes",
                 limit=allowed,
+                found=f"{name}={value}",
             )
     return tuple(sorted(attributes.items()))
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import errno
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from raymq.actors.replica import open_replica
-from raymq.actors.supervise import replica_host
+from raymq.actors.supervise import led_epoch
 from raymq.actors.supervise.ballot import BALLOT
 from raymq.actors.supervise.elections import Elections
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.replication.election import EpochBegun, LeaderHeard
+from raymq.replication.election_events import (
+    BeginEpoch,
+    ElectionEffect,
+    ElectionTick,
+    EpochBegun,
+    LeaderHeard,
+    ResumePuts,
+    StepDown,
+    StopPuts,
+)
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import StorageFull, Unavailable
@@ -78,7 +88,7 @@ def test_each_start_begins_the_next_epoch_in_ballot_log_and_control_block(shard:
         assert host.supervisor.control.leadership.epoch == host.status()["epoch"] == epoch
         assert shard.ballot() == {"epoch": epoch, "voted_for": [0, epoch], "is_complete": True}
         # Replication begins where the epoch before has ended.
-        assert host.led.confirmed == confirmed
+        assert host.roles.led.confirmed == confirmed
         confirmed = host.log.confirmed
         assert host.log.synced == confirmed == host.log.end
         shard.close()
@@ -114,7 +124,7 @@ def test_a_lost_ballot_is_read_from_the_log(shard: Shard) -> None:
 def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_host, "LEAD_RETRY_MS", 200)
+    monkeypatch.setattr(led_epoch, "LEAD_RETRY_MS", 200)
 
     class Full(Files):
         is_full = True
@@ -126,14 +136,14 @@ def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(
 
     disk = Full()
     host = shard.open(disk)
-    assert host.state == "READ_ONLY"
-    assert "no space is left" in str(host.cause)
+    assert host.report.state == "READ_ONLY"
+    assert "no space is left" in str(host.report.cause)
     with pytest.raises(Unavailable, match="FENCED"):
         host.put(request([b"x"]))
 
     disk.is_full = False
-    wait_until(lambda: host.state == "RUNNING", "the epoch begins")
-    assert host.cause is None
+    wait_until(lambda: host.report.state == "RUNNING", "the epoch begins")
+    assert host.report.cause is None
     assert host.supervisor.control.leadership.epoch == host.log.last_epoch == 1
 
 
@@ -236,3 +246,31 @@ def test_a_power_loss_counts_by_the_flush_mode_of_the_run_before(
     assert before.is_complete
     log.abandon()
     assert elections(flush_after, OtherBoot())[1].is_complete is is_complete
+
+
+def test_a_role_has_to_lead_an_epoch_from_its_begin_to_the_step_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
+    log.recover(0)
+    elections, changes = elections_of(log), []
+    elections.connect(on_change=lambda: changes.append(elections.elected_epoch))
+
+    def perform(*effects: ElectionEffect) -> None:
+        monkeypatch.setattr(elections._machine, "step", lambda *_: list(effects))
+        elections.step(ElectionTick(0.0))
+
+    perform()
+    perform(BeginEpoch(4))
+    perform(StopPuts("another one shall lead"), ResumePuts("it did not"))
+    perform(StepDown("a higher epoch"))
+    perform(StepDown("a newer generation"), BeginEpoch(6))
+    assert changes == [4, None, 6]
+    log.abandon()
+
+
+def test_a_live_replica_performs_every_effect_of_the_election_machine() -> None:
+    performed = inspect.getsource(Elections._step)
+    missing = [each.__name__ for each in get_args(ElectionEffect) if each.__name__ not in performed]
+    # That of a ballot is found by comparing it with the one on disk: a step before may have failed to store it.
+    assert missing == ["Persist"]

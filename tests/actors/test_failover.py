@@ -27,7 +27,8 @@ from raymq.actors.shared.heartbeat import ITERATION_MAX_MS
 from raymq.actors.supervise import dispatcher
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication import wire
-from raymq.replication.election import ElectionLimits, FollowerHeard, LeaderLost
+from raymq.replication.election_events import FollowerHeard, LeaderLost
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.incarnation import make_incarnation
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
@@ -49,6 +50,7 @@ from raymq.store.state.shard_state import COMPLETE_REPLICAS
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm_only
+from tests.support.known_addresses import KnownAddresses
 from tests.support.replica_pair import TIMEOUT_S, wait_until
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
@@ -73,7 +75,7 @@ class Link:
         if self._shard.faults:
             raise self._shard.faults.pop()
         self._check(self._caller, self._called)
-        answers = self._shard.hosts[self._called].elect(frame)
+        answers = self._shard.hosts[self._called].election_loop.elect(frame)
         self._check(self._called, self._caller)
         return answers
 
@@ -120,6 +122,8 @@ class Shard:
         #: errors that the next calls of other replicas raise
         self.faults: list[Exception] = []
         self._incarnation = 0
+        #: of its replicas
+        self.addresses = KnownAddresses()
         self.roles: tuple[str, ...] = ("group_commit", "replication")
         #: epoch -> replicas that led it
         self.led: dict[int, set[int]] = {}
@@ -150,11 +154,12 @@ class Shard:
             members=range(self.members),
             candidates=range(self.members),
             connect_peer=lambda other: Link(self, replica, other),
+            addresses=self.addresses,
             limits=limits,
             note_leadership=lambda epoch: self.led.setdefault(epoch, set()).add(replica),
         )
         # No satellite runs. What is elected shall not depend on it.
-        self.hosts[replica].elections.can_stream = lambda: True
+        self.hosts[replica].elections.connect(can_stream=lambda: True)
         return self.hosts[replica]
 
     def start_all(self) -> None:
@@ -175,7 +180,7 @@ class Shard:
         return [
             replica
             for replica, host in self.hosts.items()
-            if host.leads and host.mode == "leader" and host.store.flags.writable
+            if host.elections.leads and host.roles.mode == "leader" and host.store.flags.writable
         ]
 
     def wait_leader(self, *, other_than: int | None = None) -> int:
@@ -217,7 +222,7 @@ def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) ->
     shard.start_all()
 
     def hints() -> set[tuple[int | None, int]]:
-        known = [host.leader_hint() for host in shard.hosts.values()]
+        known = [host.election_loop.leader_hint() for host in shard.hosts.values()]
         return {(hint["replica"], hint["epoch"]) for hint in known}
 
     wait_until(lambda: len(hints()) == 1 and shard.leaders(), "all name the same leader")
@@ -226,7 +231,7 @@ def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) ->
     assert shard.hosts[leader].log.last_epoch == epoch
     for replica, other in shard.hosts.items():
         if replica != leader:
-            assert other.mode == "follower"
+            assert other.roles.mode == "follower"
             with pytest.raises(Unavailable, match="does not lead") as refused:
                 other.put(request([b"x"]))
             assert refused.value.fields["field"] == "leader"
@@ -238,8 +243,8 @@ def test_a_replica_names_the_others_as_its_elections_know_them(shard: Shard) -> 
     host = shard.hosts[1]
     assert host.call("replicas", {}) == {}
     # Of an earlier start, as the controller or `start` have told it. Replica 2 has another address since.
-    host.replicas = lambda: {"0": {"0": "a:1", "2": "a:3"}, "1": {"0": "b:1"}}
-    host.endpoint_of = {1: "a:2", 2: "c:3"}.get
+    host.addresses.set_routes({}, {"0": {"0": "a:1", "2": "a:3"}, "1": {"0": "b:1"}})
+    shard.addresses.known.update({1: "a:2", 2: "c:3"})
     assert host.call("replicas", {}) == {
         "0": {"0": "a:1", "1": "a:2", "2": "c:3"},
         "1": {"0": "b:1"},
@@ -256,15 +261,17 @@ def test_a_leader_that_is_gone_is_replaced_in_a_later_epoch_and_follows_when_it_
     second = shard.wait_leader(other_than=first)
     assert shard.hosts[second].elections.epoch > epoch
     returned = shard.start(first)
-    wait_until(lambda: returned.leader_hint()["replica"] is not None, "it hears the leader")
-    assert returned.mode == "follower"
+    wait_until(
+        lambda: returned.election_loop.leader_hint()["replica"] is not None, "it hears the leader"
+    )
+    assert returned.roles.mode == "follower"
 
 
 def test_a_single_replica_of_three_leads_nothing(shard: Shard) -> None:
     host = shard.start(0)
     wait_until(lambda: host.elections._machine._question >= 3, "it has asked three times")
     assert host.elections.epoch == 0
-    assert host.mode == "follower"
+    assert host.roles.mode == "follower"
     with pytest.raises(Unavailable, match="does not lead"):
         host.put(request([b"x"]))
 
@@ -289,8 +296,10 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
         host.put(request([b"late"]))
 
     shard.cut.clear()
-    wait_until(lambda: host.leader_hint()["replica"] == second, "it hears the new leader")
-    assert host.mode == "follower"
+    wait_until(
+        lambda: host.election_loop.leader_hint()["replica"] == second, "it hears the new leader"
+    )
+    assert host.roles.mode == "follower"
     assert host.elections.epoch == shard.hosts[second].elections.epoch
 
 
@@ -303,7 +312,7 @@ def test_the_third_replica_leads_after_the_syncs_of_two_have_failed_one_after_th
         leading = shard.wait_leader()
         failed.append(leading)
         shard.hosts[leading].supervisor.poison("fdatasync: errno 5")
-        wait_until(lambda: shard.hosts[failed[-1]].stop_error is not None, "it has stopped")
+        wait_until(lambda: shard.hosts[failed[-1]].serving.stop_error is not None, "it has stopped")
         shard.wait_leader(other_than=leading)
     assert shard.wait_leader() not in failed
 
@@ -319,7 +328,7 @@ def fill(host: ReplicaHost, rows: int = 3) -> int:
 
 def fail_sync(host: ReplicaHost) -> None:
     host.supervisor.poison("fdatasync: errno 5")
-    wait_until(lambda: host.stop_error is not None, "it has stopped")
+    wait_until(lambda: host.serving.stop_error is not None, "it has stopped")
 
 
 def bytes_of(host: ReplicaHost, end: int) -> list[bytes]:
@@ -343,7 +352,7 @@ def test_a_replica_copies_what_it_lacks_from_one_whose_sync_failed_and_leads(sha
     assert shard.wait_leader(other_than=first) == lagging
     host = shard.hosts[lagging]
     assert bytes_of(host, end) == bytes_of(shard.hosts[first], end)
-    assert host.led is not None
+    assert host.roles.led is not None
     assert {replica for replica, _ in shard.copied} == {first}
     with pytest.raises(Unavailable, match="up to"):
         shard.hosts[first].call("log_units", {"start": end, "stop": end + 1})
@@ -362,7 +371,9 @@ def test_records_of_an_earlier_leader_that_no_other_replica_has_give_way_to_copi
     shard.kill(3 - first - second)
     shard.cut.clear()
     host = shard.hosts[first]
-    wait_until(lambda: host.leader_hint()["replica"] == second, "it hears the new leader")
+    wait_until(
+        lambda: host.election_loop.leader_hint()["replica"] == second, "it hears the new leader"
+    )
     fail_sync(shard.hosts[second])
 
     assert shard.wait_leader(other_than=second) == first
@@ -410,11 +421,13 @@ def test_a_copy_that_breaks_off_inside_of_the_log_leaves_it_as_recent_as_it_was(
     units = host.log.chain.units(0, end)
     kept = units[-1].start
     pieces = [piece for piece in bytes_of(host, kept) if piece]
-    wait_until(lambda: lagging.leader_hint()["replica"] == first, "it hears the leader")
+    wait_until(
+        lambda: lagging.election_loop.leader_hint()["replica"] == first, "it hears the leader"
+    )
     at = value = 0
     for piece in pieces:
         unit = ChainUnit(at, at + len(piece), units[0].epoch, crc32c(piece), value)
-        with lagging.log_lock:
+        with lagging.log_guard.lock:
             assert lagging.store.followed is not None
             epoch = lagging.elections.epoch
             lagging.store.followed.append_units([unit], memoryview(piece), epoch=epoch)
@@ -469,7 +482,7 @@ def ask_vote(host: ReplicaHost, recency: tuple[int, int]) -> wire.VoteReply:
         host.elections.epoch + 1,
         0,
     )
-    (answer,) = host.elect(wire.encode(header, wire.RequestVote(*recency)))
+    (answer,) = host.election_loop.elect(wire.encode(header, wire.RequestVote(*recency)))
     _, reply = wire.decode(answer)
     assert isinstance(reply, wire.VoteReply)
     return reply
@@ -499,7 +512,7 @@ def test_no_vote_of_a_replica_whose_sync_failed_counts_as_complete_before_that_i
     reply = ask_vote(host, (log.last_epoch, log.synced))
     go.set()
     assert not (reply.granted and reply.is_complete)
-    wait_until(lambda: host.stop_error is not None, "it has stopped")
+    wait_until(lambda: host.serving.stop_error is not None, "it has stopped")
     assert not host.elections.is_complete
 
 
@@ -508,7 +521,7 @@ def test_a_replica_that_stopped_for_damage_gives_no_vote_after_a_failed_sync(
 ) -> None:
     async_shard.start_all()
     host = async_shard.hosts[async_shard.wait_leader()]
-    host.fail(Corrupt("a bad sector", rule="crc"))
+    host.serving.fail(Corrupt("a bad sector", rule="crc"))
     host.log.poison("fdatasync: errno 5")
     with pytest.raises(Unavailable, match="a bad sector"):
         ask_vote(host, (host.log.last_epoch, host.log.end))
@@ -521,7 +534,7 @@ def test_a_replica_whose_chain_ends_below_what_is_synced_votes_for_no_older_log(
     host = shard.hosts[shard.wait_leader()]
     host.log.sync()
     host.supervisor.poison("fdatasync: errno 5")
-    wait_until(lambda: host.stop_error is not None, "it has stopped")
+    wait_until(lambda: host.serving.stop_error is not None, "it has stopped")
     # As after a cut of which the sync has failed: the chain is cut to the unit before.
     host.log.chain.truncate_to(0)
     assert not ask_vote(host, (0, host.log.end + 1)).granted
@@ -533,8 +546,8 @@ def test_a_leader_that_stops_writing_serves_no_reads_that_a_new_leader_may_contr
     shard.start_all()
     first = shard.wait_leader()
     host = shard.hosts[first]
-    host.fail(Unavailable("the disk failed", field="store"))
-    assert host.mode == "follower"
+    host.serving.fail(Unavailable("the disk failed", field="store"))
+    assert host.roles.mode == "follower"
     with pytest.raises(Unavailable, match="does not lead"):
         host.fetch(FetchRequest("t", {0: 0}, 1000, 10, 0))
     with pytest.raises(Unavailable, match="does not lead"):
@@ -598,8 +611,8 @@ def test_the_heartbeat_goes_on_while_the_ack_loop_waits_for_a_lock_that_a_slow_d
         lock = HeldLock(host.store.put_lock.thread_lock)
         monkeypatch.setattr(host.elections, "_put_lock", lock)
     else:
-        lock = HeldLock(host.log_lock)
-        monkeypatch.setattr(host, "log_lock", lock)
+        lock = HeldLock(host.log_guard.lock)
+        monkeypatch.setattr(host.log_guard, "lock", lock)
 
     try:
         assert lock.is_awaited.wait(TIMEOUT_S)
@@ -627,7 +640,7 @@ def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed
     store.commit_offsets("g", "t", {0: 2})
     assert host.call(*asked) == {"0": 1}
     # Another leader may come whose log lacks the last commit.
-    shard.isolate(host.identity_facts["replica"])
+    shard.isolate(host.options.identity["replica"])
     wait_until(lambda: host.role.mode == "follower", "it steps down")
     with pytest.raises(Unavailable, match="does not lead"):
         host.call(*asked)
@@ -668,7 +681,7 @@ def test_a_leader_that_is_cut_off_says_nothing_that_a_newer_one_may_contradict(
             ask()
 
     shard.isolate(first)
-    assert host.leads
+    assert host.elections.leads
     with pytest.raises(Unavailable, match="does not lead"):
         ask()
 
@@ -723,7 +736,7 @@ def test_puts_of_many_threads_meet_a_change_of_the_leader_and_each_is_answered(
     began = threading.Event()
 
     def send() -> None:
-        while host.mode == "leader" or not answers:
+        while host.roles.mode == "leader" or not answers:
             try:
                 ticket = host.put(request([b"x"]))
                 began.set()
@@ -775,7 +788,7 @@ def test_a_replica_whose_disk_takes_no_epoch_record_lets_another_one_lead(
 
     # The next epoch that it is elected for may begin at once.
     full[:] = [first]
-    assert host._next_lead_ms == 0
+    assert host.led_epoch.may_try
     shard.start(first)
     shard.isolate(third)
     shard.wait_leader(other_than=third)
@@ -824,13 +837,13 @@ def test_clients_are_answered_before_the_threads_of_an_ended_leadership_are_awai
     assert host.store.create_topic("t", 1, [0]) is not None
     ticket = host.put(request([b"waits"]))
     done = []
-    end_role_threads = host._end_role_threads
+    end_threads = host.roles.end_threads
 
     def end() -> None:
         done.append(ticket.done)
-        end_role_threads()
+        end_threads()
 
-    monkeypatch.setattr(host, "_end_role_threads", end)
+    monkeypatch.setattr(host.roles, "end_threads", end)
     shard.isolate(first)
     wait_until(lambda: host.role.mode == "follower", "the old leader steps down")
     assert done[0]
@@ -848,9 +861,9 @@ def test_the_flush_service_works_again_after_a_cut_of_the_log_that_failed(
     wait_until(lambda: host.role.mode == "follower", "it follows")
     begun = []
     monkeypatch.setattr(host.store.followed, "truncate", fail)
-    monkeypatch.setattr(host, "begin_satellites", lambda: begun.append(host.log.end))
+    monkeypatch.setattr(host.log_guard, "begin_satellites", lambda: begun.append(host.log.end))
     with pytest.raises(OSError, match="does not answer"):
-        FollowerLogPort(host).truncate(0)
+        FollowerLogPort(host.parts).truncate(0)
     assert begun == [host.log.end]
     assert "append" in host.failures
 
@@ -874,8 +887,8 @@ def test_roles_are_granted_again_after_a_cut_that_a_satellite_did_not_make_way_f
     monkeypatch.setattr(host.store.followed, "truncate", lambda *_, **__: pytest.fail("a cut"))
     monkeypatch.setattr(host.store.followed, "apply_all", lambda: True)
     operations = {
-        "cut": lambda: FollowerLogPort(host).truncate(0),
-        "take-over": lambda: host._satellites_paused_for_cut().__enter__(),
+        "cut": lambda: FollowerLogPort(host.parts).truncate(0),
+        "take-over": lambda: host.log_guard.satellites_paused_for_cut().__enter__(),
     }
     with pytest.raises(Unavailable, match="is the disk hanging"):
         operations[operation]()
@@ -897,12 +910,12 @@ def test_a_replaced_replica_that_returns_is_refused_by_all_that_know_its_success
 
     wait_until(lambda: all(known()), "both others know the successor")
     frames: list[bytes] = []
-    old.elections.send_frame = lambda replica, frame: frames.append(frame)
+    old.elections.connect(send_frame=lambda replica, frame: frames.append(frame))
     wait_until(lambda: frames, "the old one asks for votes")
     for host in shard.hosts.values():
         if host is not new:
             with pytest.raises(Rejected, match=f"replica {lost} was replaced") as refused:
-                host.elect(frames[0])
+                host.election_loop.elect(frames[0])
             assert refused.value.field == "generation"
     old.close(0.0)
 
@@ -910,9 +923,9 @@ def test_a_replaced_replica_that_returns_is_refused_by_all_that_know_its_success
 def note_complete_replicas(shard: Shard, replicas: range) -> None:
     """Let the leader hear that these replicas are complete, as Replication reports, and write it down."""
     host = shard.hosts[shard.wait_leader()]
-    assert host.led is not None
+    assert host.roles.led is not None
     for replica in replicas:
-        progress = FollowerProgress(host.led.epoch, host.log.end, 1, is_complete=True)
+        progress = FollowerProgress(host.roles.led.epoch, host.log.end, 1, is_complete=True)
         host.supervisor.control.followers[replica].write(progress)
     host.role.upkeep()
     noted = host.store.state.progress[COMPLETE_REPLICAS]
@@ -945,12 +958,12 @@ def test_a_majority_that_has_lost_its_disks_is_written_down(
     shard.start(2)
     note_complete_replicas(shard, range(3))
     host = lose_disks(shard, lost)
-    noted = host.unclean_recoveries()
+    noted = host.election_loop.unclean_recoveries()
     assert [sorted(each["lost"]) for each in noted] == ([lost] if is_noted else [])
-    assert host.leader_hint()["unclean_recoveries"] == len(noted)
+    assert host.election_loop.leader_hint()["unclean_recoveries"] == len(noted)
     # An election before these replicas are complete again is not another loss.
     again = lose_disks(shard, [])
-    assert len(again.unclean_recoveries()) == len(noted)
+    assert len(again.election_loop.unclean_recoveries()) == len(noted)
 
 
 def test_new_replicas_have_lost_nothing(shard: Shard) -> None:
@@ -958,4 +971,4 @@ def test_new_replicas_have_lost_nothing(shard: Shard) -> None:
     shard.start(2)
     # As for a shard of one replica that gets two more.
     note_complete_replicas(shard, range(1))
-    assert lose_disks(shard, [1, 2]).unclean_recoveries() == []
+    assert lose_disks(shard, [1, 2]).election_loop.unclean_recoveries() == []

@@ -14,7 +14,7 @@ from raymq.actors.follower import session as session_module
 from raymq.actors.follower.follower import Follower
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.follower.session import FollowerSession
-from raymq.replication.election import LeaderHeard, Received
+from raymq.replication.election_events import LeaderHeard, Received
 from raymq.replication.wire import (
     Ack,
     AppendEntries,
@@ -192,7 +192,8 @@ class Host(Mock):
 
 @pytest.fixture
 def host():
-    host = Host(log_lock=threading.Lock(), clock=ManualClock(), log=Mock(synced=0, end=9))
+    guard = Mock(lock=threading.Lock())
+    host = Host(log_guard=guard, clock=ManualClock(), log=Mock(synced=0, end=9))
     host.log.note_synced.side_effect = lambda end: setattr(host.log, "synced", end)
     host.config.flush = "sync"
     host.sync(0)
@@ -233,7 +234,7 @@ def test_a_follower_acknowledges_before_it_supervises_and_supervises_once_in_a_w
     host.sync(9)
     replica.step()
     assert host.supervisor.tick.call_count == 3
-    assert host.check_poisoned.call_count == 5
+    assert host.serving.check_poisoned.call_count == 5
 
 
 def test_the_ack_loop_sends_no_more_than_a_leader_that_reads_nothing_can_take(

@@ -479,9 +479,13 @@ def test_the_lags_of_a_follower_are_those_that_replication_last_reported(tmp_pat
         candidates=(0,),
     )
     with contextlib.closing(host):
-        until(lambda: host.led is not None and bool(host.metrics()), wait_a_little)
-        assert host.led is not None
-        record, epoch, end = host.supervisor.control.followers[1], host.led.epoch, host.log.end
+        until(lambda: host.roles.led is not None and bool(host.metrics()), wait_a_little)
+        assert host.roles.led is not None
+        record, epoch, end = (
+            host.supervisor.control.followers[1],
+            host.roles.led.epoch,
+            host.log.end,
+        )
         for progress in (None, FollowerProgress(epoch + 1, end, 5, True, matched_end=end)):
             if progress is not None:
                 # Of another leadership.
@@ -514,7 +518,7 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
     leader.flushers[0].kill()
     leader.flushers[0].wait()
     ticket = host.put(request([b"y"], producer_id=7, sequence=1))
-    assert leader_of(host).waiting_puts == 1
+    assert leader_of(host).report.waiting_puts == 1
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)
     leader.start_flusher()

@@ -232,7 +232,7 @@ def test_no_single_refusal_stops_a_leader(shard: Shard, code: int) -> None:
         shard.put(queue)
         assert shard.read(queue) == shard.sent_to(queue)
         until(shard.is_well, lambda: threading.Event().wait(0.01))
-        assert shard.host.stop_error is None, (call, word)
+        assert shard.host.serving.stop_error is None, (call, word)
     assert not shard.gave_up
 
 
@@ -258,7 +258,7 @@ def test_an_append_that_cannot_be_undone_is_taken_back_later_and_the_leader_goes
     shard.put()
     assert shard.is_well()
     assert not shard.gave_up
-    assert shard.host.stop_error is None
+    assert shard.host.serving.stop_error is None
 
     # The next start does not cut at the place of the failed append.
     shard.end()
@@ -272,7 +272,7 @@ def test_an_append_that_cannot_be_undone_is_taken_back_without_another_put(shard
     shard.put()
     refuse_and_put(shard)
     shard.disk.refusals.clear()
-    until(lambda: shard.host.state == "RUNNING", lambda: threading.Event().wait(0.01))
+    until(lambda: shard.host.report.state == "RUNNING", lambda: threading.Event().wait(0.01))
     assert not shard.gave_up
 
 
@@ -402,7 +402,7 @@ def test_a_lack_of_descriptors_during_supervision_is_transient(shard: Shard) -> 
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
         until(lambda: "acks" in shard.host.failures, lambda: threading.Event().wait(0.01))
-        assert "Too many open files" in str(shard.host.cause)
+        assert "Too many open files" in str(shard.host.report.cause)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in held:
@@ -482,7 +482,7 @@ def test_a_start_that_lacks_a_thread_releases_everything_and_the_next_one_works(
     assert not page.heartbeat_on
     page.close()
     host = start(tmp_path, kind)
-    assert host.state == "RUNNING"
+    assert host.report.state == "RUNNING"
     host.close(0.0)
 
 
@@ -502,7 +502,7 @@ def test_a_start_that_lacks_memory_releases_everything_and_the_next_one_works(
             start(tmp_path, kind)
     assert open_things() == before
     host = start(tmp_path, kind)
-    assert host.state == "RUNNING"
+    assert host.report.state == "RUNNING"
     host.close(0.0)
 
 

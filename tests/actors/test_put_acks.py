@@ -172,10 +172,10 @@ def test_a_leaders_put_does_not_wait_for_another_producers_quorum_put(leader: Le
         assert leader.put("leader", producer_id=2).wait(30).count == 1
     # Without Replication no process answers the quorum's put.
     assert not quorum.done
-    assert leader_of(leader.host).waiting_puts == 1
+    assert leader_of(leader.host).report.waiting_puts == 1
     leader.start("replication")
     assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
-    assert leader_of(leader.host).waiting_puts == 0
+    assert leader_of(leader.host).report.waiting_puts == 0
 
 
 @pytest.mark.usefixtures("commit_log_is_silent")
@@ -241,7 +241,7 @@ def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Lead
     leader_of(leader.host).acks.end()
     assert status_of(quorum) == "FLUSH_SLAVE_TIMEOUT"
     assert status_of(leader.put("quorum")) == "FLUSH_SLAVE_TIMEOUT"
-    assert leader_of(leader.host).waiting_puts == 0
+    assert leader_of(leader.host).report.waiting_puts == 0
 
 
 @pytest.mark.parametrize("are_idle", [True, False])
@@ -309,7 +309,7 @@ def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders
     # A thread of the last leadership is late: its record was cut, and the log has grown beyond that offset since.
     ends = Ends(appended=2000, committed=2000, synced=2000, replicated=2000)
     published: list[int] = []
-    host = SimpleNamespace(
+    parts = SimpleNamespace(
         log=SimpleNamespace(
             ends=ends, end=2000, sync_failed=False, note_confirmed=published.append
         ),
@@ -318,12 +318,12 @@ def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders
         ),
         clock=Clock(),
         config=StoreConfig(),
-        fail=published.append,
-        idle_wait_ms=int,
+        serving=SimpleNamespace(fail=published.append),
+        election_loop=SimpleNamespace(idle_wait_ms=int),
     )
     for flush in ("sync", "async"):
         kept = promises(flush, has_followers=True)
-        acks = put_acks.PutAcks(host, kept, put_acks.PutCounters(), lambda: None)
+        acks = put_acks.PutAcks(parts, kept, put_acks.PutCounters(), lambda: None)
         acks.end()
         for mode in kept:
             ticket = PutTicket()

@@ -89,12 +89,81 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
         if wrong != "1":
             yield "commit_offsets", {**commit, "offsets": {str(wrong): 0}}, "offsets"
 
+        yield from calls_of_a_shard(wrong)
+        yield from calls_between_replicas(wrong)
+
     for shards in ([], [1], [0] * 300_000, list(range(300_000)), [-1], "0", 0, None):
         yield "create_topic", {**topic, "shards": shards}, "shards"
     many = {str(queue): 0 for queue in range(300_000)}
     yield "commit_offsets", {"group": "g", "topic": "t", "offsets": many}, "offsets"
     yield "init_producer", {"producer_id": 2**64}, "producer_id"
     yield "known_producers", {"producer_ids": [0] * 300_000}, "producer_ids"
+
+
+def calls_of_a_shard(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of operators, and of staged writes."""
+    yield "move_leader", {"replica": wrong}, "replica"
+    yield "note_shards", {"known": wrong, "joined": 1}, "known"
+    yield "note_shards", {"known": 1, "joined": wrong}, "joined"
+    of_facts = "at_ms" if isinstance(wrong, dict) else "facts"
+    yield "note_unclean_recovery", {"facts": wrong}, of_facts
+    yield "note_unclean_recovery", {"facts": {"at_ms": wrong}}, "at_ms"
+    if wrong is not True:
+        grown = {"name": "t", "queues": 5, "shards": [0], "are_hidden": wrong}
+        yield "add_queues", grown, "are_hidden"
+        topic = {"name": "new", "queues": 1, "shards": [0], "on_all": wrong}
+        yield "create_topic", topic, "on_all"
+    if wrong != "1":
+        yield "set_schema", {"name": "t", "schema": wrong}, "schema"
+    decision = {"write_id": "w", "staged_ms": 1}
+    yield "decide_write", {"decision": {**decision, "staged_ms": wrong}}, "staged_ms"
+    if wrong is not None:
+        yield "decide_write", {"decision": decision, "complete": wrong}, "complete"
+    rows = {"write_id": "w", "topic": "t", "queue_id": 0, "ranges": []}
+    yield "publish_rows", {**rows, "queue_id": wrong}, "queue_id"
+    yield "publish_rows", {**rows, "ranges": [wrong]}, "ranges"
+
+
+def calls_between_replicas(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of the operations that any replica answers."""
+    place = {"topic": "t", "queue_id": 0, "offset": 0}
+    yield "check_record", {**place, "queue_id": wrong}, "queue_id"
+    yield "check_record", {**place, "offset": wrong}, "offset"
+    yield "log_units", {"start": wrong, "stop": 1}, "start"
+    yield "log_units", {"start": 0, "stop": wrong}, "stop"
+    yield "log_match", {"candidates": wrong}, "candidates"
+    yield "log_match", {"candidates": [wrong]}, "candidates"
+    yield "log_match", {"candidates": [[wrong, 0]]}, "candidates"
+    yield "log_match", {"candidates": [[0, wrong]]}, "candidates"
+    message = {"frame": "00", "replica": 0, "endpoints": {}}
+    yield "elect", {**message, "frame": wrong}, "frame"
+    yield "elect", {**message, "replica": wrong}, "replica"
+    yield "elect", {**message, "endpoints": wrong}, "endpoints"
+    if wrong != "1":
+        yield "elect", {**message, "endpoints": {"1": wrong}}, "endpoints"
+        yield "elect", {**message, "endpoints": {str(wrong): "a:1"}}, "endpoints"
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "field"),
+    [
+        ("log_match", {}, "candidates"),
+        ("create_topic", {"queues": 1, "shards": [0]}, "topic"),
+        ("offsets", {"group": "g", "topic": "t", "queue": 1}, "args"),
+        ("status", {"verbose": True}, "args"),
+        ("status", [1], "args"),
+        ("no_such_operation", {}, "op"),
+    ],
+)
+def test_an_operation_with_a_missing_or_unknown_argument_says_which_it_takes(
+    connection: ShardConnection, op: str, arguments: Any, field: str
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        connection.call(op, arguments)
+    error = refused.value
+    assert error.fields["field"] == field
+    assert error.limit is not None
+    assert error.fields["found"]
 
 
 def test_an_operation_with_a_wrong_argument_is_refused_by_its_name(
@@ -107,9 +176,10 @@ def test_an_operation_with_a_wrong_argument_is_refused_by_its_name(
         error = refused.value
         assert error.fields.get("field") == field, (op, str(arguments)[:200], error.message)
         assert error.limit is not None
+        assert "found" in error.fields, (op, error.message)
         assert len(error.message) < 1000
     assert shard.host.store.log.end == end
-    assert shard.host.stop_error is None
+    assert shard.host.serving.stop_error is None
 
 
 def test_a_group_commits_only_offsets_that_its_queue_has(
@@ -233,7 +303,7 @@ def test_a_put_with_a_wrong_argument_is_refused_by_its_name_and_stores_nothing(
         assert ack["error"]["fields"]["field"] == NAMED.get(field, field), (str(meta)[:200], ack)
     stream.close()
     assert shard.host.store.log.end == end
-    assert shard.host.stop_error is None
+    assert shard.host.serving.stop_error is None
 
 
 def test_metadata_that_is_nested_without_end_is_refused(connection: ShardConnection) -> None:

@@ -19,7 +19,7 @@ from raymq.actors.shared import control_block
 from raymq.actors.shared.control_block import Leadership
 from raymq.actors.shared.failures import FailureFile
 from raymq.replication import quorum
-from raymq.replication.election import LeaderLost
+from raymq.replication.election_events import LeaderLost
 from raymq.replication.log_sender import SenderLimits
 from raymq.replication.wire import Hello
 from raymq.store.base.checksum import crc32c

@@ -21,7 +21,8 @@ from raymq.actors.supervise import callable_peers
 from raymq.actors.supervise.callable_peers import CallablePeers
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.client.transport.flight_client import ShardConnection
-from raymq.replication.election import ElectionLimits, FollowerHeard
+from raymq.replication.election_events import FollowerHeard
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.config.store_config import StoreConfig
@@ -78,7 +79,7 @@ class Shard:
             limits=LIMITS,
         )
         self._undo.callback(host.close, 0.0)
-        host.elections.can_stream = lambda: True
+        host.elections.connect(can_stream=lambda: True)
         port = self.serve(replica, certificates, patch)
         self.endpoints.setdefault(replica, f"tls://127.0.0.1:{port}")
 
@@ -100,11 +101,11 @@ class Shard:
     def replicate(self) -> None:
         """Bring the followers to the end of the leader that there is."""
         for leader in list(self.hosts.values()):
-            if not leader.leads or leader.mode != "leader":
+            if not leader.elections.leads or leader.roles.mode != "leader":
                 continue
             leader.log.sync()
             for replica, host in self.hosts.items():
-                if host is not leader and host.mode == "follower":
+                if host is not leader and host.roles.mode == "follower":
                     self._replicate_to(replica, leader)
 
     def _replicate_to(self, replica: int, leader: ReplicaHost) -> None:
@@ -122,7 +123,8 @@ class Shard:
     def leads(self, *replicas: int) -> bool:
         self.replicate()
         return any(
-            self.hosts[each].leads and self.hosts[each].mode == "leader" for each in replicas
+            self.hosts[each].elections.leads and self.hosts[each].roles.mode == "leader"
+            for each in replicas
         )
 
 

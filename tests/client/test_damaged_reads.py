@@ -47,7 +47,7 @@ class Shard:
 
         self.server = serve(self.host, host="127.0.0.1", port=0, token=TOKEN)
         endpoint = f"127.0.0.1:{self.server.port}"
-        self.host.routes = {"0": endpoint}
+        self.host.addresses.set_routes({"0": endpoint})
 
         self.cluster: Any = SimpleNamespace(
             transport="flight",

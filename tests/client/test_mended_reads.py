@@ -28,7 +28,7 @@ class World:
         self.shard = MendedShard(root, connect=self._connect)
         for replica, host in self.shard.hosts.items():
             self.servers[replica] = serve(host, host="127.0.0.1", port=0, token=TOKEN)
-        self.shard.leader.routes = {"0": self.endpoint(0)}
+        self.shard.leader.addresses.set_routes({"0": self.endpoint(0)})
         self.cluster: Any = SimpleNamespace(
             transport="flight",
             endpoints={0: self.endpoint(0)},

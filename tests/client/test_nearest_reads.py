@@ -201,7 +201,7 @@ def test_a_follower_whose_copy_is_not_whole_serves_no_reads(
         patch.setattr(type(host.elections), "is_complete", False)
         check_refused(shard, 0, "replica")
     with monkeypatch.context() as patch:
-        patch.setattr(host, "stop_error", Unavailable("the disk failed"))
+        patch.setattr(host.serving, "stop_error", Unavailable("the disk failed"))
         check_refused(shard, 0, "shard")
     assert len(fetch(shard, 1, 0)) == 1
 

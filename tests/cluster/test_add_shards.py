@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.leader.admin_calls import AdminCalls
+from raymq.actors.api.operations import call_leader
+from raymq.actors.leader.operations.table import OPERATIONS
 from raymq.client.topics.new_topic import create_everywhere
 from raymq.cluster.deploy import actor_set, node_labels
 from raymq.cluster.operations import add_shards as adding
@@ -170,9 +171,11 @@ class Shard:
         self.spec_shards = shards
         self.state = ShardState()
         self.store: Any = self
-        self.maintenance: Any = None
+        self.parts: Any = SimpleNamespace(identity=SimpleNamespace(facts=self.identity))
         self.log = SimpleNamespace(end=0)
-        self.admin = AdminCalls(self)
+
+    def run(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        return call_leader(OPERATIONS, self, op, args)
 
     def create_topic(
         self, name: str, queues: int, shards: list[int], attributes: Any, **added: int
@@ -207,8 +210,6 @@ class Shard:
 
     def check_serving(self) -> None: ...
 
-    def hand_over(self, replica: int) -> None: ...
-
     def await_dispatch(self) -> None: ...
 
     def publish(self, appended: AppendedRows) -> None: ...
@@ -229,7 +230,7 @@ class Handle:
         if self._turns is not None:
             self._turns.await_turn()
         try:
-            return self._all[shard].admin.call(op, args)
+            return self._all[shard].run(op, args)
         finally:
             if self._turns is not None:
                 self._turns.end_turn()
@@ -355,16 +356,16 @@ def test_every_topic_is_copied_with_its_queues_and_attributes(
     compacted = {"name": "c", "queues": 1, "shards": [1], "attributes": attributes}
     create_everywhere(early, compacted)  # type: ignore[arg-type]
     # Its creation was interrupted.
-    shards[0].admin.call("create_topic", {"name": "half", "queues": 2, "shards": [0, 1]})
+    shards[0].run("create_topic", {"name": "half", "queues": 2, "shards": [0, 1]})
     # Queues were added to this one, and some more are not shown yet.
     create_everywhere(early, {"name": "g", "queues": 2, "shards": [0, 1]})  # type: ignore[arg-type]
     for queues, are_hidden in ((4, False), (5, True)):
         growth = {"name": "g", "queues": queues, "shards": [0, 1], "are_hidden": are_hidden}
         for shard in shards[:2]:
-            shard.admin.call("add_queues", growth)
+            shard.run("add_queues", growth)
 
     # The new shard got this topic before.
-    shards[3].admin.call("create_topic", {"name": "g", "queues": 2, "shards": [0, 1]})
+    shards[3].run("create_topic", {"name": "g", "queues": 2, "shards": [0, 1]})
 
     join(monkeypatch, shards, grown, lambda: None)
     check_same(shards)
@@ -407,6 +408,6 @@ def test_a_topic_on_a_shard_that_does_not_exist_is_refused(
     shards, grown = world(2, 1)
     for topic_shards in ([2], [0, 1, 2]):
         with pytest.raises(Rejected, match="shards"):
-            shards[0].admin.call("create_topic", {"name": "t", "queues": 1, "shards": topic_shards})
+            shards[0].run("create_topic", {"name": "t", "queues": 1, "shards": topic_shards})
     join(monkeypatch, shards, grown, lambda: None)
-    shards[0].admin.call("create_topic", {"name": "t", "queues": 1, "shards": [2]})
+    shards[0].run("create_topic", {"name": "t", "queues": 1, "shards": [2]})

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import (
-    Ballot,
-    ElectionLimits,
-    ElectionMachine,
-    ElectionState,
-    LogFacts,
-)
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import Ballot, ElectionState, LogFacts
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.wire import ReplicaProcess
 
 LIMITS = ElectionLimits()

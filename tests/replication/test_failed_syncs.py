@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import ElectionMachine, ElectionState
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import ElectionState
 from tests.replication.simulate import mutants
 from tests.replication.simulate.schedules import Script
 from tests.replication.simulate.store import Broken

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import Ballot, ElectionState, LogFacts
 from raymq.replication.incarnation import generation_of, make_incarnation
 from raymq.replication.log_sender import Connected, FrameReceived, LogSender, Phase
 from raymq.replication.wire import FrameHeader, ReplicaProcess

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from raymq.replication import election as r
-from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
+from raymq.replication import election_events as r
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import Ballot, ElectionState, LogFacts
 from raymq.replication.wire import ReplicaProcess
 
 TICK_MS = 20

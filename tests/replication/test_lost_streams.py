@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import Ballot, ElectionLimits, ElectionState
+from raymq.replication.election_events import Ballot, ElectionState
+from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.wire import ReplicaProcess
 from tests.replication.test_election import Replica, follower, leader, process, win
 

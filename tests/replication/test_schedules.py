@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raymq.replication import wire
-from raymq.replication.election import CheckAsked, ElectionMachine, ElectionState, HandOver
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import CheckAsked, ElectionState, HandOver
 from tests.replication.simulate.schedules import (
     SCHEDULES,
     Script,

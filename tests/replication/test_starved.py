@@ -9,10 +9,11 @@ import random
 
 import pytest
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
 from raymq.replication.delays import CallTimeout, SlowestDelay
-from raymq.replication.election import ElectionLimits, ElectionState
+from raymq.replication.election_events import ElectionState
+from raymq.replication.election_limits import ElectionLimits
 from tests.replication.simulate import mutants
 from tests.replication.simulate.starved import run_starved
 from tests.replication.simulate.store import Broken

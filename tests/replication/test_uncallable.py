@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import Ballot, ElectionLimits, ElectionMachine, ElectionState
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import Ballot, ElectionState
+from raymq.replication.election_limits import ElectionLimits
 from tests.replication.simulate.schedules import Script
 from tests.replication.test_election import Replica, follower, leader, process, win
 
@@ -112,7 +114,7 @@ def test_leaderships_in_a_row_that_none_could_call_last_twice_as_long() -> None:
         replica.effects = []
     assert waits[2] > 1.5 * waits[1] > 2 * waits[0]
     answer(replica, {1: (), 2: (0,)}, ms=LIMITS.heartbeat_ms)
-    assert replica.machine._uncalled_leaderships == 0
+    assert replica.machine._health.uncalled_leaderships == 0
 
 
 def test_the_word_of_a_replica_that_is_silent_does_not_count() -> None:

@@ -28,6 +28,7 @@ from raymq.replication.wire import (
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainReader
 from tests.support.batches import request
+from tests.support.known_addresses import KnownAddresses
 from tests.support.roles import leader_of
 from tests.support.tcp_proxy import TcpProxy
 
@@ -42,7 +43,9 @@ LINGER_S = 0.02
 class Follower:
     """A follower, and the stream that the test feeds it from the leader's log."""
 
-    def __init__(self, root: Path, number: int, leader: ReplicaHost) -> None:
+    def __init__(
+        self, root: Path, number: int, leader: ReplicaHost, addresses: KnownAddresses
+    ) -> None:
         with mock.patch.object(FollowerRole, "dispatch_linger_s", LINGER_S):
             self.host = open_replica(
                 root,
@@ -59,11 +62,12 @@ class Follower:
                 roles=(),
                 members=range(3),
                 candidates=(0,),
+                addresses=addresses,
             )
         self._leader = leader
         self._number = number
         self._chain = ChainReader(
-            leader.root / "raymq" / "chain", CONFIG.segment_size_bytes, files=leader.files
+            leader.root / "raymq" / "chain", CONFIG.segment_size_bytes, files=leader.options.files
         )
         self._end = self._value = 0
         #: heartbeats name the confirmed end, but the log bytes stay away
@@ -124,28 +128,32 @@ class FollowedShard:
 
     def __init__(self, root: Path) -> None:
         identity = {"cluster_id": CLUSTER_ID, "shard": 0, "shards": 1, "name": "followed"}
+        self.endpoints: dict[int, str] = {}
+        addresses = KnownAddresses(self.endpoints)
         self.leader = open_replica(
             root / "0",
             CONFIG,
             identity={**identity, "replica": 0, "replicas": 3, "incarnation": 1},
             roles=(),
+            addresses=addresses,
         )
         self.leader.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
         self.followers = {
-            number: Follower(root / str(number), number, self.leader) for number in (1, 2)
+            number: Follower(root / str(number), number, self.leader, addresses)
+            for number in (1, 2)
         }
 
         hosts = [self.leader, *(each.host for each in self.followers.values())]
         self._servers = [serve(host, host="127.0.0.1", port=0, token=TOKEN) for host in hosts]
         self.proxies = [TcpProxy(server.port) for server in self._servers]
-        self.endpoints = {
-            number: f"127.0.0.1:{proxy.port}" for number, proxy in enumerate(self.proxies)
-        }
+        self.endpoints.update(
+            {number: f"127.0.0.1:{proxy.port}" for number, proxy in enumerate(self.proxies)}
+        )
         #: replica -> fetches that it was asked
         self.fetches = dict.fromkeys(range(3), 0)
         for number, host in enumerate(hosts):
-            host.endpoint_of = self.endpoints.get
-            host.replicas = lambda: {"0": {str(n): each for n, each in self.endpoints.items()}}
+            replicas = {str(each): endpoint for each, endpoint in self.endpoints.items()}
+            host.addresses.set_routes({}, {"0": replicas})
             self._count_fetches(number, host)
 
         self.cluster = Cluster(

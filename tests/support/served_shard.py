@@ -74,7 +74,7 @@ class ServedShard:
             on_bound=lambda port: self.host.set_store_host("127.0.0.1", port),
         )
         self.endpoints = {0: f"127.0.0.1:{self._server.port}"}
-        self.host.routes = {"0": self.endpoints[0]}
+        self.host.addresses.set_routes({"0": self.endpoints[0]})
         self.cluster.refresh()
         if self._flushers:
             # A leader that starts ends the flusher before it.

@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from raymq.replication.election import ElectionMachine, HandOver, LeaderLost
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import HandOver, LeaderLost
 from raymq.replication.log_receiver import LogReceiver
 from raymq.replication.quorum import majority, published_end
 

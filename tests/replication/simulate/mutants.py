@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import ElectionMachine, ElectionState
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import ElectionState
 from raymq.replication.log_receiver import LogReceiver, LogView
 from raymq.replication.quorum import (
     confirmed_end,
@@ -53,9 +54,9 @@ class VotesTwiceInAnEpoch(ElectionMachine):
 class KeepsItsTimes(ElectionMachine):
     """Rules R5 and R16: times follow how late messages come."""
 
-    @property
-    def _slowest_ms(self) -> int:
-        return 0
+    def __init__(self, me: ReplicaProcess, members, ballot: r.Ballot, **options) -> None:
+        super().__init__(me, members, ballot, **options)
+        self._patience.slowest_ms = lambda now_ms: 0
 
 
 class ForgetsItsVote(ElectionMachine):
@@ -115,7 +116,6 @@ class ConfirmsEarlierEpochs(ElectionMachine):
             end = confirmed_end(len(self._members), ends)
             if end > self.confirmed:
                 self.confirmed = end
-                self._effects.append(r.Confirm(end))
 
 
 class CountsIncompleteFollowers(ElectionMachine):
@@ -221,26 +221,33 @@ class CopiesOverANewerLog(ElectionMachine):
         return super().may_copy((1 << 60, 0), own)
 
 
-class LeadsOnWithSilentStreams(ElectionMachine):
+class IgnoresAdvice(ElectionMachine):
+    """A leader that some advice of `LeaderHealth` does not reach. Derived classes say which."""
+
+    ignored_advice: tuple[str, ...] = ()
+
+    def __init__(self, me: ReplicaProcess, members, ballot: r.Ballot, **options) -> None:
+        super().__init__(me, members, ballot, **options)
+        for watch in self.ignored_advice:
+            setattr(self._health, watch, lambda view, **_: None)
+
+
+class LeadsOnWithSilentStreams(IgnoresAdvice):
     """Rule R16: a leader whose log streams are silent for long lets another replica lead."""
 
-    def _misses_majority(self, last_ms: dict[int, int], silence_ms: int) -> bool:
-        is_streams = last_ms is self._leadership.streamed_ms
-        return not is_streams and super()._misses_majority(last_ms, silence_ms)
+    ignored_advice = ("watch_silence",)
 
 
-class LeadsOnWithAStalledDisk(ElectionMachine):
+class LeadsOnWithAStalledDisk(IgnoresAdvice):
     """Rule R16: a leader whose disk stores nothing for long lets another replica lead."""
 
-    def _watch_disk(self, *, has_advanced: bool) -> None:
-        return
+    ignored_advice = ("watch_lateness", "watch_stall")
 
 
-class LeadsOnUncalled(ElectionMachine):
+class LeadsOnUncalled(IgnoresAdvice):
     """Rule R16: a leader that no majority can call lets another replica lead."""
 
-    def _watch_calls(self) -> None:
-        return
+    ignored_advice = ("watch_calls",)
 
 
 class TakesAnswersToEarlierProcesses(ElectionMachine):

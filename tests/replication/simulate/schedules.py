@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import ElectionMachine, ElectionState
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import ElectionState
 
 from .mutants import (
     CompleteBeforeItsSync,

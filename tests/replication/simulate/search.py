@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any, TypeAlias, TypeVar
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import (
-    Ballot,
-    ElectionLimits,
-    ElectionMachine,
-    ElectionState,
-    LogFacts,
-)
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import Ballot, ElectionState, LogFacts
+from raymq.replication.election_limits import ElectionLimits
+from raymq.replication.leader_knowledge import LeaderKnowledge
 from raymq.replication.wire import ReplicaProcess
 
 from .store import Broken
@@ -87,6 +84,7 @@ class State:
             assert member.replica is not None
             machine = twin.replica = _twin(member.replica)
             machine._answers = dict(machine._answers)
+            machine._health = _twin(machine._health)
             if machine.state is ElectionState.LEADER:
                 # What only times a step-down stays common.
                 leadership = machine._leadership = _twin(machine._leadership)
@@ -139,7 +137,10 @@ class State:
     ) -> None:
         machine = member.replica
         assert machine is not None
-        for effect in machine.step(event, self.now, member.facts()):
+        confirmed = machine.confirmed
+        effects = machine.step(event, self.now, member.facts())
+        has_confirmed = machine.confirmed > confirmed
+        for effect in effects:
             if isinstance(effect, r.Persist):
                 member.ballot = effect.ballot
             elif isinstance(effect, r.SendElection):
@@ -147,8 +148,8 @@ class State:
                 sent.append((effect.addressee.id, message))
             elif isinstance(effect, r.BeginEpoch):
                 self.begin_epoch(member, effect.epoch, sent)
-            elif isinstance(effect, r.Confirm):
-                self.confirm(member, effect.end)
+        if has_confirmed:
+            self.confirm(member, machine.confirmed)
 
     def begin_epoch(self, member: Member, epoch: int, sent: list[tuple[int, r.Received]]) -> None:
         if self.leaders.setdefault(epoch, member.process) != member.process:
@@ -280,7 +281,7 @@ def _twin(thing: Thing) -> Thing:
     return twin
 
 
-def _waiting(leadership: r._Leadership) -> Iterator[tuple[Any, ...]]:
+def _waiting(leadership: LeaderKnowledge) -> Iterator[tuple[Any, ...]]:
     """The joins that wait, each with the answers that count for it. The numbers of checks make no difference."""
     for sender, nonce, after in leadership.joins:
         newer = [

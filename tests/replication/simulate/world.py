@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from raymq.replication import election as r
+from raymq.replication import election_events as r
 from raymq.replication import wire
-from raymq.replication.election import Ballot, ElectionMachine, ElectionState, LogFacts
+from raymq.replication.election import ElectionMachine
+from raymq.replication.election_events import Ballot, ElectionState, LogFacts
 from raymq.replication.incarnation import make_incarnation
 from raymq.replication.log_copy import LogCopy, LogRange
 from raymq.replication.log_receiver import (
@@ -508,8 +509,12 @@ class World:
         """Args: `caller`: the replica whose call brought the event, and takes the answers."""
         replica = node.replica
         assert replica is not None
-        before = replica.ballot.epoch
-        self.perform(node, replica.step(event, self.now, node.facts()), caller)
+        before, confirmed = replica.ballot.epoch, replica.confirmed
+        effects = replica.step(event, self.now, node.facts())
+        has_confirmed = replica.confirmed > confirmed
+        self.perform(node, effects, caller)
+        if has_confirmed:
+            self.confirm(node, replica.confirmed)
         if node.replica is replica and replica.ballot.epoch < before:
             raise Broken(f"replica {node.id} served epoch {before}, then {replica.ballot.epoch}")
 
@@ -530,8 +535,6 @@ class World:
                 node.puts_stopped = False
                 # Their outcomes are unknown.
                 node.waiting.clear()
-            elif isinstance(effect, r.Confirm):
-                self.confirm(node, effect.end)
             elif isinstance(effect, r.StopPuts):
                 node.puts_stopped = True
             elif isinstance(effect, r.ResumePuts):

@@ -1,0 +1,10 @@
+"""The operations of a leader, by subject. Each module has a table: name -> arguments and function.
+
+table      all of them
+scope      what they work on
+topics     topics and their queues
+offsets    offsets of consumer groups, and messages that a group sends back
+producers  producers and their epochs
+writes     staged writes: the decision, and the publication of rows
+shard      the shard itself: who leads, what was lost, other shards, old files
+"""

@@ -1,0 +1,98 @@
+"""Operations on the offsets of consumer groups, and on messages that a group sends back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raymq.actors.api import call_arguments
+from raymq.actors.api.operations import integer, operation, unnamed
+from raymq.store.base.errors import OffsetOutOfRange
+from raymq.store.services.retry import send_back as put_back
+from raymq.store.state.shard_state import TopicInfo
+
+from .scope import LeaderScope, check_queue, shard_of, topic_of
+
+
+def commit_offsets(
+    leader: LeaderScope, group: str, topic: str, offsets: dict[int, int]
+) -> dict[str, Any]:
+    """Store the offsets at which a group goes on."""
+    leader.check_serving()
+    info = topic_of(leader, topic)
+    for queue_id, offset in offsets.items():
+        check_queue(leader, info, queue_id)
+        _check_offset(leader, info, queue_id, offset)
+    leader.await_promise(leader.store.commit_offsets(group, topic, offsets))
+    return {}
+
+
+def _check_offset(leader: LeaderScope, info: TopicInfo, queue_id: int, offset: int) -> None:
+    """Raises: OffsetOutOfRange for an offset that a fetch would refuse as well; as `await_check`."""
+    store = leader.store
+    low, high = store.queue_range(info.name, queue_id)
+    if info.compacted:
+        # A fetch may begin at offsets that were compacted away.
+        low = 0
+    # After a start, the dispatched end may still be below the confirmed end.
+    high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
+
+    if not low <= offset <= high:
+        # The queue of a newer leader may end later.
+        leader.await_check()
+        raise OffsetOutOfRange(
+            f"offset {offset} of queue {queue_id} of {info.name} cannot be committed: the queue holds "
+            f"{low} to {high}. Nothing was committed",
+            min=low,
+            max=high,
+            offset=offset,
+            queue_id=queue_id,
+            field="offsets",
+            limit=f"{low}..{high}",
+        )
+
+
+def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, Any]:
+    """The offsets at which a group goes on."""
+    topic_of(leader, topic)
+    # Another replica may lead already, and have newer commits.
+    leader.await_check()
+    # After a failover, commits that the leader before acknowledged may not be confirmed here yet.
+    leader.await_dispatch()
+    table = leader.store.confirmed_offsets(group, topic, leader.visible_end)
+    return {str(queue_id): offset for queue_id, offset in table.items()}
+
+
+def send_back(
+    leader: LeaderScope, group: str, topic: str, queue_id: int, offset: int, delay_level: int
+) -> dict[str, Any]:
+    """Let a group get a message again later. Returns: the topic in which it will be."""
+    leader.check_serving()
+    check_queue(leader, topic_of(leader, topic), queue_id)
+    target, appended = put_back(
+        leader.store,
+        group,
+        topic,
+        queue_id,
+        offset,
+        delay_level=delay_level,
+        shard=shard_of(leader),
+    )
+    leader.await_promise(appended)
+    return {"topic": target}
+
+
+_OF_GROUP = {"group": call_arguments.check_name, "topic": call_arguments.check_name}
+
+OPERATIONS = {
+    "commit_offsets": operation(
+        commit_offsets, **_OF_GROUP, offsets=unnamed(call_arguments.check_offsets)
+    ),
+    "offsets": operation(offsets, **_OF_GROUP),
+    "send_back": operation(
+        send_back,
+        **_OF_GROUP,
+        queue_id=integer(),
+        offset=integer(),
+        delay_level=integer(-(2**31), 2**31 - 1),
+    ),
+}

@@ -1,0 +1,73 @@
+"""What the operations of a leader work on, and what several of them check."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from raymq.actors.api import call_arguments
+from raymq.actors.supervise.replica_parts import ReplicaParts
+from raymq.store.base.errors import Rejected
+from raymq.store.engine.message_store import MessageStore
+from raymq.store.records.requests import AppendedRows
+from raymq.store.state.shard_state import SHARDS, TopicInfo
+
+
+class LeaderScope(Protocol):
+    """The part of `leader.Leader` that the operations use."""
+
+    parts: ReplicaParts
+    store: MessageStore
+
+    def check_serving(self) -> None:
+        """Raises: Unavailable, when the shard takes no writes."""
+
+    @property
+    def visible_end(self) -> int:
+        """The physical offset below which readers see topics and offsets."""
+
+    def await_check(self) -> None:
+        """Wait until a majority says that no other replica led at this call. Raises: Unavailable."""
+
+    def await_dispatch(self) -> None:
+        """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
+
+    def publish(self, appended: AppendedRows) -> None:
+        """Let the satellites work on an append, without waiting for them."""
+
+    def await_promise(self, appended: AppendedRows) -> None:
+        """Wait until the promise of this append is kept. Raises: DeliveryUnknown."""
+
+
+def shard_of(leader: LeaderScope) -> int:
+    """The number of this shard."""
+    return int(leader.parts.identity.facts()["shard"])
+
+
+def joined_shards(leader: LeaderScope) -> int:
+    """How many shards know every topic."""
+    return int(leader.parts.identity.facts().get("shards", 1))
+
+
+def known_shards(leader: LeaderScope) -> int:
+    """How many shards a topic may name."""
+    shards = int(leader.parts.identity.facts().get("shards", call_arguments.SHARDS_MAX))
+    return max(shards, int(leader.store.state.progress.get(SHARDS, {}).get("known", 0)))
+
+
+def topic_of(leader: LeaderScope, name: str) -> TopicInfo:
+    """The facts of a topic. Raises: Rejected when it does not exist."""
+    topics = leader.store.state.topics
+    return topics[call_arguments.check_known(name, topics)]
+
+
+def check_queue(leader: LeaderScope, info: TopicInfo, queue_id: int) -> None:
+    """Raises: Rejected for a queue of another shard."""
+    call_arguments.check_integer("queue_id", queue_id, 0, info.queues - 1)
+    shard = shard_of(leader)
+    if info.shard_of(queue_id) != shard:
+        raise Rejected(
+            f"queue {queue_id} of {info.name} is on shard {info.shard_of(queue_id)}, this is shard {shard}",
+            field="queue_id",
+            limit=f"the queues of shard {shard}",
+            found=queue_id,
+        )

@@ -1,0 +1,15 @@
+"""All operations of a leader."""
+
+from __future__ import annotations
+
+from raymq.actors.api.operations import merge
+
+from . import offsets, producers, shard, topics, writes
+
+OPERATIONS = merge(
+    shard.OPERATIONS,
+    topics.OPERATIONS,
+    offsets.OPERATIONS,
+    producers.OPERATIONS,
+    writes.OPERATIONS,
+)

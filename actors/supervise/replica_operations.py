@@ -1,0 +1,177 @@
+"""The operations that any replica answers, whatever its role."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from raymq.actors.api.call_arguments import check_integer, check_known, check_name, wrong_value
+from raymq.actors.api.operations import integer, operation
+from raymq.actors.protocol.log_units import pack_sound_bytes
+from raymq.replication.wire import PROBE_LIMIT
+from raymq.store.base.errors import Unavailable
+from raymq.store.log.mending.sound_bytes import find_match, read_sound_bytes
+
+from .addresses import ClusterAddresses
+from .replica_parts import ReplicaParts
+from .replica_status import ReplicaStatus
+from .roles import Roles
+
+#: operations about the whole cluster, of which a shard that is being added does not know all yet
+_OF_ALL_SHARDS = ("describe", "routes", "replicas", "topics")
+#: of a chain value
+_UNSIGNED_MAX = 2**64 - 1
+
+
+class ReplicaScope(NamedTuple):
+    """What the operations of any replica work on."""
+
+    parts: ReplicaParts
+    roles: Roles
+    report: ReplicaStatus
+    addresses: ClusterAddresses
+
+
+def call_replica(scope: ReplicaScope, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    """See `ShardBackend.call`. Operations of any replica are answered here, the others by its role."""
+    parts = scope.parts
+    if op in _OF_ALL_SHARDS and parts.identity.is_joining():
+        raise Unavailable(
+            "this shard is being added, and may lack topics: ask another one",
+            field="joining",
+            shard=parts.options.identity["shard"],
+        )
+    found = OPERATIONS.get(op)
+    return scope.roles.role.call(op, args) if found is None else found.call(scope, op, args)
+
+
+# --- the replica and its cluster ------------------------------------------------------------------
+
+
+def describe(replica: ReplicaScope) -> dict[str, Any]:
+    """Facts of this process."""
+    return replica.parts.identity.facts()
+
+
+def status(replica: ReplicaScope) -> dict[str, Any]:
+    """See `ReplicaStatus.as_json`."""
+    return replica.report.as_json()
+
+
+def leader(replica: ReplicaScope) -> dict[str, Any]:
+    """See `ElectionLoop.leader_hint`."""
+    return {**replica.parts.election_loop.leader_hint()}
+
+
+def routes(replica: ReplicaScope) -> dict[str, Any]:
+    """See `ClusterAddresses.routes`."""
+    return replica.addresses.routes(replica.parts.election_loop.leader_id)
+
+
+def replicas(replica: ReplicaScope) -> dict[str, Any]:
+    """See `ClusterAddresses.replicas`."""
+    return replica.addresses.replicas()
+
+
+def topics(replica: ReplicaScope) -> dict[str, Any]:
+    """The topics that readers see."""
+    found = replica.parts.store.confirmed_topics(replica.roles.role.visible_end)
+    return {topic.name: topic.shown() for topic in found}
+
+
+def check_record(replica: ReplicaScope, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
+    """Whether the message at an offset is whole here, or is mended now. Raises: Corrupt naming file and place."""
+    store = replica.parts.store
+    info = store.state.topics[check_known(topic, store.state.topics)]
+    check_integer("queue_id", queue_id, 0, info.queues - 1)
+    store.check_record(topic, queue_id, offset)
+    return {}
+
+
+# --- between replicas -----------------------------------------------------------------------------
+
+
+def replica_id(replica: ReplicaScope) -> dict[str, Any]:
+    """Which replica this is: the answer proves that it can be called."""
+    return {"replica": replica.parts.options.replica_id}
+
+
+def elect(
+    scope: ReplicaScope, frame: bytes, replica: int, endpoints: dict[int, str]
+) -> dict[str, Any]:
+    """Take a message of another replica's elections.
+
+    Args: `replica`: the sender. `endpoints`: replica -> where it listens, as the sender knows.
+    """
+    answers = scope.parts.election_loop.elect(frame)
+    # After the message was taken: that of a replaced replica is refused, and so is its address.
+    for each, endpoint in endpoints.items():
+        scope.addresses.note(each, endpoint, is_own=each == replica)
+    return {"frames": [each.hex() for each in answers]}
+
+
+def log_units(replica: ReplicaScope, start: int, stop: int) -> dict[str, Any]:
+    """Log bytes for another replica whose own are damaged. Raises: Corrupt, if these are damaged, too."""
+    return pack_sound_bytes(read_sound_bytes(replica.parts.log, start, stop))
+
+
+def log_match(replica: ReplicaScope, candidates: list[tuple[int, int]]) -> dict[str, Any]:
+    """Up to where the log of another replica, with these (unit end, chain value), equals this one."""
+    return {
+        "candidate": find_match(replica.parts.log, candidates),
+        "last_end": candidates[-1][0],
+    }
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def _frame(field: str, value: Any) -> bytes:
+    """A message of elections, which JSON has as hexadecimal text. Raises: Rejected."""
+    try:
+        return bytes.fromhex(check_name(field, value))
+    except ValueError:
+        raise wrong_value(field, value, "give bytes as hexadecimal text", "hexadecimal") from None
+
+
+def _endpoints(field: str, value: Any) -> dict[int, str]:
+    """replica -> endpoint. JSON has the replicas as text. Raises: Rejected."""
+    advice, limit = "give replicas with their endpoints", "{replica: endpoint}"
+    if type(value) is not dict:
+        raise wrong_value(field, value, advice, limit)
+    found = {}
+    for replica, endpoint in value.items():
+        is_number = type(replica) is str and replica.isascii() and replica.isdigit()
+        if not is_number or len(replica) > 3 or type(endpoint) is not str:
+            raise wrong_value(field, {replica: endpoint}, advice, limit)
+        found[int(replica)] = endpoint
+    return found
+
+
+def _candidates(field: str, value: Any) -> list[tuple[int, int]]:
+    """Places in a log: lists of a unit's end, and the chain value after it. Raises: Rejected."""
+    if type(value) is not list or not 0 < len(value) <= PROBE_LIMIT:
+        raise wrong_value(field, value, f"give a list of 1 to {PROBE_LIMIT} places", PROBE_LIMIT)
+    found = []
+    for place in value:
+        if type(place) is not list or len(place) != 2:
+            raise wrong_value(field, place, "give lists of a unit's end and a chain value", 2)
+        end, chain_value = place
+        found.append(
+            (check_integer(field, end), check_integer(field, chain_value, 0, _UNSIGNED_MAX))
+        )
+    return found
+
+
+OPERATIONS = {
+    "describe": operation(describe),
+    "status": operation(status),
+    "leader": operation(leader),
+    "routes": operation(routes),
+    "replicas": operation(replicas),
+    "topics": operation(topics),
+    "check_record": operation(check_record, topic=check_name, queue_id=integer(), offset=integer()),
+    "replica_id": operation(replica_id),
+    "elect": operation(elect, frame=_frame, replica=integer(), endpoints=_endpoints),
+    "log_units": operation(log_units, start=integer(), stop=integer()),
+    "log_match": operation(log_match, candidates=_candidates),
+}
