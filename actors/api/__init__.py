@@ -4,5 +4,6 @@ shard_api       `ShardBackend`, and `PutTicket` for a put under way
 fetches         a fetch and its answer, whatever carries them
 operations      the table of a shard's operations: their arguments and functions
 status_rows     what the status of a replica consists of
+held_fetch      a fetch that is held until a message comes
 call_arguments  checks of arguments that came over the network
 """

@@ -102,7 +102,18 @@ class ShardBackend(Protocol):
         """
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
-        """The requested queues that have records or an error. Blocks up to `wait_ms` while there are none."""
+        """The requested queues that have records or an error, and those that were looked at in vain.
+
+        Blocks up to `wait_ms` while there are neither records nor errors.
+        """
+
+    def hold(
+        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Have `notify` called when one of the queues may have got a message, and when the replica changes its role.
+
+        Returns: a function that ends this. Args: `notify`: called on any thread, perhaps in vain. It must not block.
+        """
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """Run an administrative operation. actors/protocol lists them."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-import pyarrow as pa
-
+from raymq.actors.api.held_fetch import FetchProgress
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
@@ -29,9 +28,6 @@ CHECK_S = 1.0
 STOP_WAIT_S = 2.0
 #: confirmed bytes that end a linger: a follower that takes over dispatches no more than these first
 LINGER_BYTES_MAX = 8 << 20
-
-
-NO_RECORDS = pa.array([], pa.binary())
 
 
 class Dispatcher:
@@ -60,8 +56,8 @@ class Dispatcher:
 
         #: guards `_waiting_reads`
         self._lock = threading.Lock()
-        #: queue -> the reads that wait for a message in it
-        self._waiting_reads: dict[QueueKey, set[threading.Event]] = {}
+        #: queue -> what wakes the reads that wait for a message in it
+        self._waiting_reads: dict[QueueKey, set[Callable[[], None]]] = {}
 
         #: notified of each dispatch, while `_awaiting` callers wait for a certain end
         self._dispatch_happened = threading.Condition()
@@ -182,9 +178,9 @@ class Dispatcher:
         if not self._waiting_reads or not queues:
             return
         with self._lock:
-            waiting = {event for key in queues for event in self._waiting_reads.get(key, ())}
-        for event in waiting:
-            event.set()
+            waiting = {notify for key in queues for notify in self._waiting_reads.get(key, ())}
+        for notify in waiting:
+            notify()
 
     # --- waiting for a dispatch -------------------------------------------------------------------
 
@@ -203,57 +199,43 @@ class Dispatcher:
             # The range in the error must end after every acknowledged message.
             self.await_confirmed()
             found = self._read(request)
-        if not may_hold or any(map(is_found, found)):
-            return found
-        return self._hold(request, found, began_ms, confirmed)
+        progress = FetchProgress(request)
+        if progress.note(found) or not may_hold:
+            return progress.answer()
+        return self._hold(progress, began_ms, confirmed)
 
-    def _hold(
-        self, asked: FetchRequest, looked: list[FetchSlice], began_ms: int, confirmed: int
-    ) -> list[FetchSlice]:
-        """Read again after each dispatch into the request's queues, until something is found or the time is up.
-
-        Args: `looked`: slices without records, after which the reads go on.
-        """
-        request = going_on(asked, looked)
-        with self._registered(request) as woken:
+    def _hold(self, progress: FetchProgress, began_ms: int, confirmed: int) -> list[FetchSlice]:
+        """Read again after each dispatch into the request's queues, until something is found or the time is up."""
+        woken = threading.Event()
+        release = self.hold(progress.request.topic, progress.request.offsets, woken.set)
+        try:
             while True:
                 woken.clear()
+                request = progress.request
                 if self._awaits_dispatch(request, self._store.log.confirmed):
                     self._dispatch_for_read()
                 # Checked before the queues are read: a dispatch between the two is not missed.
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
                 found = self._read(request)
-                more = bool(found)
-                request = going_on(request, found)
+                is_over = progress.note(found)
 
                 wait_ms = request.wait_ms
                 if awaits_dispatch:
                     wait_ms = max(wait_ms, FIRST_DISPATCH_WAIT_MS)
                 left_ms = began_ms + wait_ms - self._clock.monotonic_ms()
-                if left_ms <= 0 or any(map(is_found, found)):
-                    return self._since(asked, request, found)
+                if is_over or left_ms <= 0:
+                    return progress.answer()
                 if self._stopping:
                     raise Unavailable("the shard is stopping", field="shard")
 
-                if more:
+                if found:
                     # A filter looks at a part of a queue at a time.
                     continue
                 if self._awaits_dispatch(request, self._store.log.confirmed):
                     self._urgent.set()
                 woken.wait(left_ms / 1000)
-
-    def _since(
-        self, asked: FetchRequest, request: FetchRequest, found: list[FetchSlice]
-    ) -> list[FetchSlice]:
-        """What was found, and how far the other queues were looked at, from the offsets that were asked for."""
-        answer = [part._replace(first_offset=asked.offsets[part.queue_id]) for part in found]
-        queues = {part.queue_id for part in found}
-        for queue_id, offset in asked.offsets.items():
-            looked = request.offsets[queue_id]
-            if looked > offset and queue_id not in queues:
-                low, high = self._store.queue_range(asked.topic, queue_id)
-                answer.append(FetchSlice(queue_id, offset, looked, low, high, NO_RECORDS, None))
-        return answer
+        finally:
+            release()
 
     def _dispatch_for_read(self) -> None:
         """Dispatch a slice in the thread of a read, if no other thread does. Raises: nothing; the read is not at fault.
@@ -284,23 +266,24 @@ class Dispatcher:
             self._wake.set()
             self._urgent.set()
 
-    @contextlib.contextmanager
-    def _registered(self, request: FetchRequest) -> Iterator[threading.Event]:
-        """An event that is set when one of the request's queues gets a message."""
-        event = threading.Event()
-        keys = [(request.topic, queue_id) for queue_id in request.offsets]
+    def hold(
+        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
+    ) -> Callable[[], None]:
+        """See `ShardBackend.hold`."""
+        keys = [(topic, queue_id) for queue_id in queues]
         with self._lock:
             for key in keys:
-                self._waiting_reads.setdefault(key, set()).add(event)
-        try:
-            yield event
-        finally:
+                self._waiting_reads.setdefault(key, set()).add(notify)
+
+        def release() -> None:
             with self._lock:
                 for key in keys:
-                    events = self._waiting_reads[key]
-                    events.discard(event)
-                    if not events:
-                        del self._waiting_reads[key]
+                    waiting = self._waiting_reads.get(key, set())
+                    waiting.discard(notify)
+                    if not waiting:
+                        self._waiting_reads.pop(key, None)
+
+        return release
 
     def _awaits_dispatch(self, request: FetchRequest, confirmed: int) -> bool:
         """Whether messages that the request asks for may be confirmed and not dispatched yet."""
@@ -434,16 +417,3 @@ class Dispatcher:
                 return fetched
             # These units of a foreign store point at nothing, and the next message comes after them.
             offset = fetched.next_offset
-
-
-def is_found(part: FetchSlice) -> bool:
-    """Whether a read ends with this slice: it has records, or an error."""
-    return part.error is not None or (part.records is not None and len(part.records) > 0)
-
-
-def going_on(request: FetchRequest, looked: list[FetchSlice]) -> FetchRequest:
-    """The request whose offsets are after what was looked at."""
-    if not looked:
-        return request
-    ends = {part.queue_id: part.next_offset for part in looked}
-    return request._replace(offsets={**request.offsets, **ends})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -392,6 +392,12 @@ class ReplicaHost:
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """See `ShardBackend.fetch`."""
         return self.roles.role.fetch(request)
+
+    def hold(
+        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
+    ) -> Callable[[], None]:
+        """See `ShardBackend.hold`."""
+        return self.dispatcher.hold(topic, queues, notify)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `ShardBackend.call`."""

@@ -80,7 +80,7 @@ def test_many_tasks_that_await_their_sends_share_batches(
 ) -> None:
     async def main() -> None:
         async with producer(linger_ms=FOREVER_MS) as sender:
-            backend.hold()
+            backend.hold_answers()
             first = sender.send("t", b"first", queue_id=0)
             await asyncio.to_thread(backend.wait_for, lambda: len(backend.puts) == 1)
             sends = [receipt_of(sender.send("t", b"%d" % n, queue_id=0)) for n in range(200)]
@@ -128,7 +128,7 @@ def test_a_buffer_that_stays_full_raises_and_the_loop_goes_on(
 ) -> None:
     async def main() -> None:
         sender = producer(linger_ms=0, buffer_bytes=500, max_block_ms=50)
-        backend.hold()
+        backend.hold_answers()
         first = asyncio.ensure_future(receipt_of(sender.send("t", b"x" * 500)))
         with pytest.raises(Unavailable, match="buffer_bytes"):
             await sender.send("t", b"y" * 500)
@@ -145,7 +145,7 @@ def test_a_cancelled_wait_takes_nothing_back(
     async def main() -> None:
         sender = producer(linger_ms=0)
         await sender.send("t", b"0", queue_id=0)
-        backend.hold()
+        backend.hold_answers()
         sends = [sender.send("t", b"%d" % n, queue_id=0) for n in (1, 2)]
         tasks = [asyncio.ensure_future(receipt_of(send)) for send in sends]
         await asyncio.sleep(0)
@@ -167,7 +167,7 @@ def test_tasks_may_await_one_send_at_once_and_again(
     async def main() -> None:
         sender = producer(linger_ms=0)
         await sender.send("t", b"0", queue_id=0)
-        backend.hold()
+        backend.hold_answers()
         sends = [sender.send("t", b"1", queue_id=0), sender.send_many([message(b"2")], queue_id=0)]
         with pytest.raises(TimeoutError):
             await wait_for_result(sends[0], 0.01)
@@ -230,7 +230,7 @@ def test_a_failure_reaches_the_awaiting_task_or_else_the_flush(
 def test_a_flush_ends_in_time(producer: Callable[..., AsyncProducer], backend: FakeBackend) -> None:
     async def main() -> None:
         sender = producer(linger_ms=FOREVER_MS)
-        backend.hold()
+        backend.hold_answers()
         sender.send("t", b"x")
         await arrival_of_a_put(backend)
         with pytest.raises(TimeoutError, match="still under way"):
@@ -271,7 +271,7 @@ def test_acks_are_chosen_with_each_send_and_the_order_stays(
     cluster: FakeCluster, backend: FakeBackend
 ) -> None:
     with Producer(cluster, linger_ms=FOREVER_MS) as sender:  # type: ignore[arg-type]
-        backend.hold()
+        backend.hold_answers()
         sender.send("t", b"under way", queue_id=0)
         for number, acks in enumerate(["quorum", "quorum", "leader", "leader", "quorum"]):
             sender.send("t", b"%d" % number, queue_id=0, acks=acks)  # type: ignore[arg-type]
@@ -290,7 +290,7 @@ def test_statistics_count_batches_failures_and_what_is_under_way(
     cluster: FakeCluster, backend: FakeBackend
 ) -> None:
     with Producer(cluster, linger_ms=FOREVER_MS) as sender:  # type: ignore[arg-type]
-        backend.hold()
+        backend.hold_answers()
         for _ in range(3):
             sender.send("t", b"abc", queue_id=0)
         assert sender.statistics()["open_batches"] == 1
@@ -320,7 +320,7 @@ def test_a_cancelled_flush_leaves_the_failure_to_the_next_one(
         sender = producer(linger_ms=0)
         await sender.send("t", b"0", queue_id=0)
 
-        backend.hold()
+        backend.hold_answers()
         sender.send("t", b"1", queue_id=0)
         sender.send("nothing", b"x")
         while sender.statistics()["deferred_messages"]:
@@ -344,7 +344,7 @@ def test_a_message_that_a_hasty_close_calls_unsent_is_not_stored(
 ) -> None:
     async def main() -> None:
         sender = producer(linger_ms=0, buffer_bytes=500)
-        backend.hold()
+        backend.hold_answers()
         sends = [sender.send("t", b"%d" % n * 400, queue_id=0) for n in range(5)]
         await arrival_of_a_put(backend)
         with pytest.raises(DeliveryUnknown):
@@ -381,7 +381,7 @@ def test_a_helper_task_that_is_cancelled_when_room_appears_ends(
 ) -> None:
     async def main() -> None:
         sender = producer(linger_ms=0, buffer_bytes=500, max_block_ms=2_000)
-        backend.hold()
+        backend.hold_answers()
         first = sender.send("t", b"x" * 500)
         await arrival_of_a_put(backend)
         sender.send("t", b"y" * 500)

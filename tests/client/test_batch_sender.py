@@ -69,7 +69,7 @@ def test_a_server_that_dies_with_batches_in_flight_loses_and_repeats_nothing(
     make_sender: MakeSender, cluster: FakeCluster, backend: FakeBackend, proxy: TcpProxy, where: str
 ) -> None:
     sender = make_sender(routes=through(proxy))
-    backend.hold()
+    backend.hold_answers()
     futures = [sender.send("t", n % 2, batch(numbered(n * 10, 10))) for n in range(20)]
     backend.wait_for(lambda: len(backend.puts) >= 7)
 
@@ -190,7 +190,7 @@ def test_what_may_be_stored_fails_as_unknown_and_the_next_send_works(
     make_sender: MakeSender, backend: FakeBackend, proxy: TcpProxy
 ) -> None:
     sender = make_sender(routes=through(proxy), delivery_timeout_ms=1_000)
-    backend.hold()
+    backend.hold_answers()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
     proxy.cut(refuse=True)
@@ -206,7 +206,7 @@ def test_with_a_given_producer_id_an_unknown_outcome_ends_its_queue(
 ) -> None:
     sender = make_sender(routes=through(proxy), delivery_timeout_ms=1_000, producer_id=1)
 
-    backend.hold()
+    backend.hold_answers()
     lost = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
     proxy.cut(refuse=True)
@@ -256,7 +256,7 @@ def test_a_silent_server_is_left_and_asked_again(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender(request_timeout_ms=100)
-    backend.hold()
+    backend.hold_answers()
     future = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
     held = backend.take_held()
@@ -270,7 +270,7 @@ def test_a_full_buffer_blocks_and_then_raises(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender(buffer_bytes=1000, max_block_ms=50)
-    backend.hold()
+    backend.hold_answers()
     sender.send("t", 0, batch([b"x" * 900]))
     with pytest.raises(Unavailable, match="buffer_bytes") as full:
         sender.send("t", 0, batch([b"y" * 900]))
@@ -284,7 +284,7 @@ def test_flush_waits_and_raises_when_the_time_is_up(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender()
-    backend.hold()
+    backend.hold_answers()
     future = sender.send("t", 0, batch([b"x"]))
     with pytest.raises(TimeoutError, match="still under way"):
         sender.flush(0.05)
@@ -297,12 +297,12 @@ def test_closing_fails_what_is_open_truthfully(
     make_sender: MakeSender, backend: FakeBackend
 ) -> None:
     sender = make_sender()
-    backend.hold()
+    backend.hold_answers()
     future = sender.send("t", 0, batch([b"x"]))
     backend.wait_for(lambda: len(backend.puts) == 1)
 
     backend.release()
-    backend.hold()
+    backend.hold_answers()
     future.result(10)
     late = sender.send("t", 0, batch([b"y"]))
     backend.wait_for(lambda: len(backend.puts) == 2)
@@ -322,7 +322,7 @@ def test_a_refusal_after_a_break_does_not_call_a_batch_unstored_that_may_be_stor
     sender = make_sender(routes=routes)
     sender.send("t", 0, batch(numbered(0, 1))).result(10)
 
-    backend.hold()
+    backend.hold_answers()
     sent = sender.send("t", 0, batch(numbered(1, 1)))
     backend.wait_for(lambda: len(backend.puts) == 2)
     routes.token = "wrong"
@@ -374,7 +374,7 @@ def test_a_sender_stays_within_its_share_of_the_shards_memory(
         sender = make_sender()
         sender.send("t", 0, batch([b"first"])).result(10)
         assert memory.stream_limit_bytes == 2 << 20
-        backend.hold()
+        backend.hold_answers()
         futures = [sender.send("t", 0, batch([b"x" * (1 << 20)])) for _ in range(10)]
         backend.wait_for(lambda: len(backend.puts) == 2)
         shard = sender.shard_sender_of("t", 0)
@@ -425,7 +425,7 @@ def test_with_a_given_producer_id_nothing_is_stored_after_a_full_disk(
     monkeypatch.setattr(send_window, "STORAGE_FULL_MS", 0)
     sender = make_sender(producer_id=1)
 
-    backend.hold()
+    backend.hold_answers()
     futures = [sender.send("t", 0, batch(numbered(0, 2)))]
     backend.wait_for(lambda: len(backend.puts) == 1)
     backend.refusals = [StorageFull("full"), Unavailable("busy")]

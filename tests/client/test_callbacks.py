@@ -37,7 +37,7 @@ def called_on_its_own_thread(
     producer: Producer, backend: FakeBackend, callback: Callable[[Any], None]
 ) -> None:
     """Have the sender's thread call `callback`, while no caller is blocked."""
-    backend.hold()
+    backend.hold_answers()
     ran = threading.Event()
 
     def call(future: Any) -> None:
@@ -70,7 +70,7 @@ def test_the_other_callbacks_of_a_batch_run_after_one_that_exits(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make()
-    backend.hold()
+    backend.hold_answers()
     called = threading.Event()
     future = producer.send("t", b"x", queue_id=0)
     future.add_done_callback(raising(SystemExit()))
@@ -83,7 +83,7 @@ def test_an_interrupt_in_a_callback_on_the_callers_thread_comes_after_all_outcom
     make_sender: Callable[..., BatchSender], backend: FakeBackend
 ) -> None:
     sender = make_sender()
-    backend.hold()
+    backend.hold_answers()
     futures = [sender.send("t", queue, batch([b"x"])) for queue in range(3)]
     backend.wait_for(lambda: len(backend.puts) == 3)
     futures[0].add_done_callback(raising(KeyboardInterrupt()))
@@ -110,7 +110,7 @@ def test_a_callback_that_would_wait_for_its_own_thread_is_refused(
     refused: list[BaseException] = []
 
     def wait(_: object) -> None:
-        backend.hold()
+        backend.hold_answers()
         later = producer.send("t", b"later", queue_id=0)
         columns = producer.send_batch("t", batch([b"columns"]).select(["body"]), queue_id=0)[0]
         try:
@@ -153,7 +153,7 @@ def test_a_close_in_a_callback_waits_for_nothing(make: Make, backend: FakeBacken
     later: list[Any] = []
 
     def close(_: object) -> None:
-        backend.hold()
+        backend.hold_answers()
         later.append(producer.send("t", b"later", queue_id=0))
         producer._batcher.close()
 
@@ -211,7 +211,7 @@ def test_a_fault_in_a_producers_threads_does_not_end_them(
     monkeypatch.setattr(
         shard_sender, "_wait_for_batches", once("sender", shard_sender._wait_for_batches)
     )
-    backend.hold()
+    backend.hold_answers()
     sends = [producer.send("t", b"%d" % n, queue_id=0) for n in (1, 2)]
     shard_sender._receiving.abort()  # type: ignore[union-attr]
     backend.release()

@@ -45,7 +45,7 @@ def test_messages_of_all_queues_leave_together_with_the_answer(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
-    backend.hold()
+    backend.hold_answers()
     first = producer.send("t", b"under way", queue_id=0)
     backend.wait_for(lambda: len(backend.puts) == 1)
     futures = [producer.send("t", b"%d" % n, queue_id=n % 4) for n in range(12)]
@@ -73,7 +73,7 @@ def test_a_caller_that_waits_does_not_send_the_messages_of_others_one_by_one(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"under way", queue_id=0)
     offsets: list[int] = []
 
@@ -98,7 +98,7 @@ def test_all_callers_of_a_batch_are_woken_although_some_have_given_up(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"under way", queue_id=0)
     futures = [producer.send("t", b"x", queue_id=0) for _ in range(12)]
     offsets: list[int] = []
@@ -157,7 +157,7 @@ def test_tasks_that_wait_share_a_batch_while_another_one_is_under_way(
 ) -> None:
     async def main() -> None:
         async with AsyncProducer(cluster, linger_ms=FOREVER_MS) as producer:  # type: ignore[arg-type]
-            backend.hold()
+            backend.hold_answers()
             under_way = asyncio.ensure_future(producer.send("t", b"under way", queue_id=0))
             await asyncio.to_thread(backend.wait_for, lambda: len(backend.puts) == 1)
             tasks = [
@@ -176,7 +176,7 @@ def test_the_linger_time_ends_also_while_something_is_under_way(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=1)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"under way", queue_id=0)
     producer.send("t", b"second", queue_id=0)
     backend.wait_for(lambda: len(backend.puts) == 2)
@@ -187,7 +187,7 @@ def test_without_a_linger_time_messages_are_gathered_beyond_some_batches_under_w
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=0)
-    backend.hold()
+    backend.hold_answers()
     futures = [producer.send("t", b"%d" % n, queue_id=0) for n in range(20)]
     alone = UNLINGERED_BATCHES + 1
     backend.wait_for(lambda: len(backend.puts) == alone)
@@ -200,7 +200,7 @@ def test_a_message_waits_only_for_what_was_under_way_before_it(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS, batch_bytes=1000)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"under way", queue_id=0)
     small = producer.send("t", b"small", queue_id=1)
     # A full batch leaves at once, and has no answer when the small message leaves.
@@ -219,7 +219,7 @@ def test_few_rows_travel_as_they_are_and_many_as_columns(
     make: Make, backend: FakeBackend, count: int
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"under way", queue_id=0)
     futures = [
         producer.send("t", b"%d" % n, queue_id=0, tag=f"tag{n % 3}", properties={"n": str(n)})

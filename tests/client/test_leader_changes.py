@@ -208,7 +208,7 @@ def test_a_producer_goes_on_at_the_new_leader_exactly_once_and_in_order(
     futures = [sender.send("t", n % 2, batch(bodies(n * 10, 10))) for n in range(6)]
     sender.flush(10)
 
-    old.hold()
+    old.hold_answers()
     futures += [sender.send("t", n % 2, batch(bodies(n * 10, 10))) for n in range(6, 10)]
     old.wait_for(lambda: len(old.puts) >= 10)
     kept = old.kept()
@@ -265,7 +265,7 @@ def test_a_stale_hint_leads_nowhere(shard: MovingShard, sender: BatchSender) -> 
 def test_a_dead_leader_is_left(shard: MovingShard, sender: BatchSender) -> None:
     old = shard.replicas[0]
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
-    old.hold()
+    old.hold_answers()
     lost = sender.send("t", 0, batch(bodies(1, 1)))
     old.wait_for(lambda: len(old.puts) == 2)
     shard.kill(0)
@@ -306,7 +306,7 @@ def test_a_silent_leader_is_not_left_while_no_other_one_leads(
 ) -> None:
     leader, other = shard.replicas[:2]
     sender.send("t", 0, batch(bodies(0, 1))).result(10)
-    leader.hold()
+    leader.hold_answers()
     future = sender.send("t", 0, batch(bodies(1, 1)))
     other.wait_for(lambda: other.asked.count("leader") >= 3)
     leader.release()

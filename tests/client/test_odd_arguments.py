@@ -239,7 +239,7 @@ def test_a_wait_may_have_no_limit_and_refuses_what_is_no_time(
 
 def test_a_full_buffer_may_block_without_a_limit(make: Make, backend: FakeBackend) -> None:
     producer = make(max_block_ms=math.inf, buffer_bytes=1)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"x", queue_id=0)
     backend.wait_for(lambda: len(backend.puts) == 1)
     backend.release()

@@ -73,7 +73,7 @@ def test_bodies_added_together_keep_their_place_among_messages(
 
 def test_a_batch_that_cannot_be_made_fails_alone(make: Make, backend: FakeBackend) -> None:
     bad: Any = ["text"]
-    backend.hold()
+    backend.hold_answers()
     with make(linger_ms=FOREVER_MS) as producer:
         producer.send("t", b"under way", queue_id=1)
         producer._batcher.add_bodies("t", [b"a"], 1, None, queue_id=1)
@@ -103,7 +103,7 @@ def test_messages_without_a_key_fill_one_batch_then_the_next_queue(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"under way")
     for _ in range(2):
         for _ in range(5):
@@ -200,7 +200,7 @@ def test_an_unknown_option_is_refused(make: Make) -> None:
 
 def test_a_full_buffer_blocks_up_to_max_block_ms(make: Make, backend: FakeBackend) -> None:
     producer = make(linger_ms=FOREVER_MS, buffer_bytes=1000, max_block_ms=50)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"x" * 500)
     with pytest.raises(Unavailable, match="buffer_bytes"):
         producer.send("t", b"y" * 500)
@@ -220,7 +220,7 @@ def is_stalled(producer: Producer) -> bool:
 def stalled_batch(producer: Producer, backend: FakeBackend) -> OpenBatch:
     """An open batch whose linger time is over. Of two earlier batches one is written and one waits."""
 
-    backend.hold()
+    backend.hold_answers()
     pause = threading.Event()
     for number in range(2):
         producer.send("t", b"x" * 600, queue_id=0)
@@ -264,7 +264,7 @@ def test_a_full_buffer_waits_for_acks_and_not_for_the_linger_time(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS, in_flight_bytes=1000, buffer_bytes=3000, batch_bytes=900)
-    backend.hold()
+    backend.hold_answers()
 
     producer.send("t", b"a" * 900, queue_id=0)
     producer.send("t", b"b" * 900, queue_id=0)
@@ -426,7 +426,7 @@ def test_columns_that_do_not_fit_the_buffer_have_a_future_for_each_part(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(buffer_bytes=10 << 20, max_block_ms=1)
-    backend.hold()
+    backend.hold_answers()
     data = pa.table({"body": [b"%07d" % n + b"x" * 2_000 for n in range(10_000)]})
     futures = producer.send_batch("t", data, queue_id=0)
     backend.release()
@@ -508,7 +508,7 @@ def test_delayed_messages_without_a_key_go_to_one_queue_after_the_other(
 
 def test_columns_cannot_be_cancelled(make: Make, backend: FakeBackend) -> None:
     producer = make()
-    backend.hold()
+    backend.hold_answers()
     (future,) = producer.send_batch("t", pa.table({"body": [b"x"]}), queue_id=0)
     assert not future.cancel()
     backend.release()

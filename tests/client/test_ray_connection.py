@@ -236,7 +236,7 @@ def test_batches_are_stored_and_answered_in_the_order_of_the_sends(
 def test_batches_that_wait_for_a_call_share_the_next_one(
     handle: Handle, backend: FakeBackend
 ) -> None:
-    backend.hold()
+    backend.hold_answers()
     stream = put_stream(handle)
     for number in range(1, CALLS_MAX + 51):
         stream.send(meta(number), batch([b"x"]))
@@ -253,7 +253,7 @@ def test_only_a_batch_without_others_around_it_is_alone(
     stream = put_stream(handle)
     stream.send(meta(1), batch([b"a"]))
     receive(stream, 1)
-    backend.hold()
+    backend.hold_answers()
     stream.send(meta(2), batch([b"b"]))
     stream.send(meta(3), batch([b"c"]))
     backend.release()
@@ -459,7 +459,7 @@ def test_unused_streams_are_forgotten(backend: FakeBackend) -> None:
 
 
 def test_a_stream_that_is_aborted_wakes_its_receiver(handle: Handle, backend: FakeBackend) -> None:
-    backend.hold()
+    backend.hold_answers()
     for sent in (0, 1):
         stream, failed = put_stream(handle), threading.Event()
 
@@ -826,7 +826,7 @@ def test_clients_follow_the_leader_by_the_names_of_the_actors(
         assert [message.body for message in consumer.poll(1, 20)] == [b"0"]
 
         if fate != "refuses":
-            old.hold()
+            old.hold_answers()
         lost = sender.send(TOPIC, 0, batch([b"1"]))
         old.wait_for(lambda: len(old.puts) == 2)
         kept = old.kept()

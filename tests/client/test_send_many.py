@@ -77,7 +77,7 @@ def test_more_than_a_batch_is_sent_in_several(make: Make, backend: FakeBackend) 
 
 def test_messages_that_find_no_room_fail_by_themselves(make: Make, backend: FakeBackend) -> None:
     producer = make(batch_bytes=1000, buffer_bytes=1500, max_block_ms=50)
-    backend.hold()
+    backend.hold_answers()
     futures = producer.send_many([Message(topic="t", body=b"x" * 900)] * 3, queue_id=0)
     with pytest.raises(Unavailable, match="buffer_bytes"):
         futures[1].result(10)
@@ -104,7 +104,7 @@ def test_a_call_waits_once_for_room_and_sends_nothing_after_a_failure(
         acquire(size)
 
     producer._batcher.limiter.acquire = counted  # type: ignore[method-assign]
-    backend.hold()
+    backend.hold_answers()
     futures = producer.send_many([Message(topic="t", body=b"x" * 900)] * 9, queue_id=0)
     backend.release()
     ended = [future.done() and future._batch.exception() is not None for future in futures]
@@ -135,7 +135,7 @@ def test_acks_are_those_of_the_call_and_messages_with_other_acks_go_first(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=FOREVER_MS)
-    backend.hold()
+    backend.hold_answers()
     producer.send("t", b"under way", queue_id=0)
     producer.send("t", b"quorum", queue_id=0)
     futures = producer.send_many(numbered(2), queue_id=0, acks="leader")
@@ -183,7 +183,7 @@ def test_a_task_sends_more_than_a_batch_in_several_within_the_buffer(
         options = {"batch_bytes": 1000, "buffer_bytes": 5000, "linger_ms": FOREVER_MS}
         async with AsyncProducer(cluster, **options) as producer:  # type: ignore[arg-type]
             await producer.send_many(numbered(1), queue_id=0)
-            backend.hold()
+            backend.hold_answers()
             sent = producer.send_many([Message(topic="t", body=b"x" * 300)] * 30, queue_id=0)
             assert 3000 < producer.statistics()["buffered_bytes"] <= 5000
             assert producer.statistics()["deferred_messages"] > 10

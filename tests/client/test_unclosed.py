@@ -137,7 +137,7 @@ def test_a_dropped_producer_is_collected_when_its_batches_are_answered(
     backend = cluster.backends[0]
 
     def use(cluster: Any, close: bool) -> None:
-        backend.hold()
+        backend.hold_answers()
         producer = Producer(cluster, linger_ms=0)
         kept = weakref.ref(producer._batcher)
         producer.send("t", b"x", queue_id=0)
@@ -189,7 +189,7 @@ def test_a_program_that_ends_without_receipts_says_how_many_messages_it_may_have
     cluster: FakeCluster,
 ) -> None:
     backend = cluster.backends[0]
-    backend.hold()
+    backend.hold_answers()
     program = """
         producers = [cluster.producer(), cluster.producer()]
         for number in range(5):

@@ -43,7 +43,7 @@ def send_until_a_caller_reads(sender: BatchSender) -> int:
 def hold_a_reading_caller(sender: BatchSender, backend: FakeBackend, sent: int) -> Waiter:
     """A caller that reads, for an ack that the shard holds."""
     while True:
-        backend.hold()
+        backend.hold_answers()
         waiter = Waiter(sender, b"%d" % sent)
         backend.wait_for(lambda stored=sent: len(backend.puts) > stored)
         passed = waiter.passed
@@ -97,7 +97,7 @@ def test_an_ack_that_no_caller_waits_for_is_read_all_the_same(
 def test_a_short_timeout_is_kept(make_sender: MakeSender, backend: FakeBackend) -> None:
     sender = make_sender()
     send_until_a_caller_reads(sender)
-    backend.hold()
+    backend.hold_answers()
     future = sender.send("t", 0, batch([b"held"]))
     with pytest.raises(TimeoutError):
         future.result(0.05)

@@ -55,7 +55,7 @@ def test_acks_come_in_the_order_of_the_batches(
     cluster: FakeCluster, connection: ShardConnection
 ) -> None:
     stream = connection.put_stream()
-    cluster.backends[0].hold()
+    cluster.backends[0].hold_answers()
     for number in range(5):
         stream.send(meta(number, number * 2), batch([b"a", b"b"]))
     cluster.backends[0].wait_for(lambda: len(cluster.backends[0].puts) == 5)
@@ -71,7 +71,7 @@ def test_a_producer_that_does_not_read_its_acks_delays_no_other(
 ) -> None:
     backend, count = cluster.backends[0], 3000
     stream = connection.put_stream()
-    backend.hold()
+    backend.hold_answers()
     for number in range(count):
         stream.send(meta(number, number), batch([b"a"]))
     backend.wait_for(lambda: len(backend.puts) == count)

@@ -253,7 +253,7 @@ def test_a_record_with_an_unknown_outcome_is_looked_for_in_the_log(
 
         # Stored, and no receipt comes until the coordinator has begun to read the log again.
         stored = len(backend.bodies(TAKEN))
-        backend.hold()
+        backend.hold_answers()
         taking = asyncio.create_task(coordinator.take(2, 1, 0.0))
         await asyncio.to_thread(backend.wait_for, lambda: len(backend.bodies(TAKEN)) == stored + 2)
         backend.release()

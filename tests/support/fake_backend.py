@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,19 @@ class FakeQueue:
         return self.min_offset + len(self.records)
 
 
+class Changed(threading.Condition):
+    """A condition that also calls functions when it is notified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: set[Callable[[], None]] = set()
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        for call in self.calls:
+            call()
+
+
 class FakeBackend:
     """Sequences, offsets, long poll and admission as in the real shard (store/state/shard_state.py decides)."""
 
@@ -74,7 +87,7 @@ class FakeBackend:
 
         self.clock = Clock()
         self.frames: list[tuple[bytes, bytes | None]] = []
-        self._changed = threading.Condition()
+        self._changed = Changed()
         self._held: list[Callable[[], None]] | None = None
         self._position = 0
 
@@ -97,7 +110,7 @@ class FakeBackend:
         del entry.records[: upto - entry.min_offset]
         entry.min_offset = upto
 
-    def hold(self) -> None:
+    def hold_answers(self) -> None:
         """Store puts, but keep the answers until `release`."""
         with self._changed:
             self._held = []
@@ -255,6 +268,19 @@ class FakeBackend:
                 if found or left <= 0:
                     return found
                 self._changed.wait(left)
+
+    def hold(
+        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Each change is notified."""
+        with self._changed:
+            self._changed.calls.add(notify)
+
+        def release() -> None:
+            with self._changed:
+                self._changed.calls.discard(notify)
+
+        return release
 
     def _read(self, request: FetchRequest) -> list[FetchSlice]:
         found = []

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.actors.api import fetches
+from raymq.actors.api.held_fetch import HeldFetch
 from raymq.actors.api.shard_api import ShardBackend
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol import tls as tls_files
@@ -34,7 +35,7 @@ from .receive_memory import ReceiveMemory
 #: how long one fetch may wait. Longer waits are cut
 FETCH_WAIT_MS_MAX = 60_000
 #: how soon a waiting fetch notices that its client has left
-FETCH_STEP_MS = 250
+LEFT_CHECK_MS = 250
 #: how long `close` waits for clients to end their streams
 CLOSE_TIMEOUT_S = 2.0
 
@@ -191,17 +192,20 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     def _read(self, context: Any, request: FetchRequest) -> list[FetchSlice]:
         """One fetch, whose wait ends early when the client has left or the server stops.
 
-        Neither wakes a thread that waits in the backend, so it waits for a short time repeatedly.
+        gRPC tells neither to a thread that waits, so this one looks now and then.
         """
-        clock = Clock()
-        deadline_ms = clock.monotonic_ms() + request.wait_ms
-        left = request.wait_ms
-        while True:
-            found = self._backend.fetch(request._replace(wait_ms=min(left, FETCH_STEP_MS)))
-            # By the clock: the backend waits longer than `wait_ms` when the dispatch lags.
-            left = deadline_ms - clock.monotonic_ms()
-            if found or left <= 0 or self._stopping or context.is_cancelled():
-                return found
+        woken = threading.Event()
+        with HeldFetch(self._backend, request, Clock(), woken.set) as held:
+            while True:
+                woken.clear()
+                found = held.poll()
+                if found is not None:
+                    return found
+                while left_ms := held.left_ms():
+                    if woken.wait(min(left_ms, LEFT_CHECK_MS) / 1000):
+                        break
+                    if self._stopping or context.is_cancelled():
+                        return []
 
     @staticmethod
     def _send_slice(send: _LockedSend, number: int, part: FetchSlice, *, is_last: bool) -> None:

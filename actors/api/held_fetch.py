@@ -1,0 +1,100 @@
+"""A fetch that is held until a message comes or its time is up.
+
+Source: PullRequestHoldService, RocketMQ 5.3.3, which keeps the request and reads again when a message arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raymq.store.base.clock import Clock
+from raymq.store.records.requests import FetchRequest, FetchSlice
+
+from .shard_api import ShardBackend
+
+#: how often to look again for a reader that takes the answer of any replica. A follower that hears its leader no more
+#: must refuse soon
+LOOK_AGAIN_MS = 500
+
+
+class FetchProgress:
+    """How far the queues of a fetch were looked at in vain."""
+
+    def __init__(self, asked: FetchRequest) -> None:
+        #: the fetch from there on
+        self.request = asked
+        self._asked = asked
+        self._looked: dict[int, FetchSlice] = {}
+
+    def note(self, found: list[FetchSlice]) -> bool:
+        """Go on after these. Returns: whether the fetch ends with them, because one has records or an error."""
+        if not found:
+            return False
+        self._looked |= {part.queue_id: part for part in found}
+        ends = {part.queue_id: part.next_offset for part in found}
+        self.request = self.request._replace(offsets={**self.request.offsets, **ends})
+        return any(map(_is_found, found))
+
+    def answer(self) -> list[FetchSlice]:
+        """All that was noted, from the offsets that were asked for."""
+        offsets = self._asked.offsets
+        return [part._replace(first_offset=offsets[queue]) for queue, part in self._looked.items()]
+
+
+class HeldFetch:
+    """A fetch that waits without a thread. `poll` may be called by one thread at a time.
+
+    with HeldFetch(backend, request, clock, notify) as held:
+        while (found := held.poll()) is None:
+            ...  # until `notify` is called, for `held.left_ms()` at most
+    """
+
+    def __init__(
+        self,
+        backend: ShardBackend,
+        request: FetchRequest,
+        clock: Clock,
+        notify: Callable[[], None],
+    ) -> None:
+        """Args: `notify`: as of `ShardBackend.hold`. It may be called once more after the end."""
+        self._backend = backend
+        self._progress = FetchProgress(request)
+        self._clock = clock
+        self._notify = notify
+        self._deadline_ms = clock.monotonic_ms() + request.wait_ms
+        self._look_again_ms = self._deadline_ms
+        self._release: Callable[[], None] | None = None
+
+    def __enter__(self) -> HeldFetch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._release is not None:
+            self._release()
+
+    def poll(self) -> list[FetchSlice] | None:
+        """Look for messages. Returns: the answer; None: look again after `notify` or `left_ms`. Raises: RayMQError."""
+        while True:
+            found = self._backend.fetch(self._progress.request._replace(wait_ms=0))
+            now_ms = self._clock.monotonic_ms()
+            if self._progress.note(found) or now_ms >= self._deadline_ms:
+                return self._progress.answer()
+            if found:
+                # A filter looks at a part of a queue at a time.
+                continue
+            if self._release is not None:
+                self._look_again_ms = self._deadline_ms
+                if self._progress.request.seen_epoch is not None:
+                    self._look_again_ms = min(self._deadline_ms, now_ms + LOOK_AGAIN_MS)
+                return None
+            # What came before this is found by one more look.
+            request = self._progress.request
+            self._release = self._backend.hold(request.topic, request.offsets, self._notify)
+
+    def left_ms(self) -> int:
+        """How long `notify` may be awaited."""
+        return max(0, self._look_again_ms - self._clock.monotonic_ms())
+
+
+def _is_found(part: FetchSlice) -> bool:
+    return part.error is not None or (part.records is not None and len(part.records) > 0)
