@@ -26,7 +26,8 @@ that they expect ("cluster_id", "shard"), and another one refuses them. An error
 Unavailable: field "leader", limit the leader's endpoint, epoch.
 
 Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation. Its body is
-{"cluster_id", "shard", "args"}, its result {"result"} or {"error"}.
+{"cluster_id", "shard", "args"}, its result {"result"} or {"error"}. An argument that is malformed, missing or unknown
+is refused with Rejected: field, limit and found. Tables have the arguments of each operation: `api/operations.py`.
 
 A shard that is being added does not answer those that are about all shards: describe, routes, replicas and topics.
 

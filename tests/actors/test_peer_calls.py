@@ -12,7 +12,8 @@ import pytest
 
 from raymq.actors.ray import actor_classes
 from raymq.actors.ray.peer_calls import ASK_AGAIN_MS, EndpointQuestions, NotedCalls
-from raymq.actors.ray.replica_files import PeerAddresses
+from raymq.actors.ray.replica_files import PeerAddresses, ShardAddresses
+from raymq.actors.supervise.addresses import ClusterAddresses
 from raymq.store.base.errors import Corrupt, Unavailable
 from tests.support.clock import ManualClock
 
@@ -44,6 +45,21 @@ def test_the_word_of_another_replica_is_tried_only_after_the_known_address_faile
     assert addresses.find(1) == OLD
     addresses.note_failure(1, OLD)
     assert addresses.find(1) == NEW
+
+
+def test_clients_get_the_addresses_that_elections_know_before_those_of_the_controller(
+    root: Path,
+) -> None:
+    peers, own = addresses_of(root), [OLD]
+    addresses = ClusterAddresses(0, (0, 1, 2), ShardAddresses(peers, 0, lambda: own[-1]))
+    addresses.set_routes({"0": STALE, "1": "b:1"}, {"0": {"1": STALE}, "1": {"0": "b:1"}})
+    assert addresses.routes(None) == {"0": STALE, "1": "b:1"}
+    addresses.note(1, NEW, is_own=True)
+    assert addresses.routes(1) == {"0": NEW, "1": "b:1"}
+    assert addresses.replicas() == {"0": {"0": OLD, "1": NEW}, "1": {"0": "b:1"}}
+    # Its own server listens elsewhere from now on.
+    own.append(NEW)
+    assert (addresses.find(0), addresses.find(None)) == (NEW, None)
 
 
 def test_attempts_alternate_between_two_addresses_that_fail(root: Path) -> None:
