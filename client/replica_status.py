@@ -13,7 +13,7 @@ from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 
 if TYPE_CHECKING:
-    from raymq.client.handle import ClusterHandle
+    from .handle import ClusterHandle
 
 #: how long a replica may take to answer
 STATUS_TIMEOUT_S = 2.0

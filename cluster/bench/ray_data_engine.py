@@ -11,7 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import ray
 
-from raymq.cluster.bench.dataset_load import (
+from raymq.cluster.cluster import Cluster
+from raymq.cluster.deploy import ray_host
+from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.cluster.ray_data.topic_sink import TopicSink
+from raymq.cluster.ray_data.topic_source import read_topic
+from raymq.store.base.errors import Rejected
+
+from .dataset_load import (
     FILL,
     KEYS,
     DatasetEngine,
@@ -19,12 +26,6 @@ from raymq.cluster.bench.dataset_load import (
     QueueOffsets,
     RowCount,
 )
-from raymq.cluster.cluster import Cluster
-from raymq.cluster.deploy import ray_host
-from raymq.cluster.deploy.ray_host import RayTarget
-from raymq.cluster.ray_data.topic_sink import TopicSink
-from raymq.cluster.ray_data.topic_source import read_topic
-from raymq.store.base.errors import Rejected
 
 
 @contextmanager

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from raymq.cluster.bench.dataset_load import (
+from raymq.spark.cluster_options import options
+from raymq.spark.session import local_session
+from raymq.spark.sink import write
+from raymq.spark.source import read
+
+from .dataset_load import (
     FILL,
     KEYS,
     DatasetEngine,
@@ -15,10 +20,6 @@ from raymq.cluster.bench.dataset_load import (
     QueueOffsets,
     RowCount,
 )
-from raymq.spark.cluster_options import options
-from raymq.spark.session import local_session
-from raymq.spark.sink import write
-from raymq.spark.source import read
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
