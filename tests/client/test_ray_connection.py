@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import as_completed
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,7 +27,7 @@ from raymq.actors.protocol.ray_calls import (
     unpack_call,
 )
 from raymq.actors.server.ray import ray_methods
-from raymq.actors.server.ray.concurrency_groups import GROUP_OF, GROUPS
+from raymq.actors.server.ray.concurrency_groups import GROUPS
 from raymq.actors.server.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
 from raymq.client.consume.consumer import Consumer
 from raymq.client.produce import batch_sender as batch_sender_module
@@ -49,12 +49,8 @@ from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_client
 from raymq.store.base.errors import (
     DeliveryUnknown,
-    OffsetOutOfRange,
-    RayMQError,
     Rejected,
-    StorageFull,
     Unavailable,
-    from_wire,
     to_wire,
 )
 from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch
@@ -63,58 +59,10 @@ from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
 from tests.support.moving_shard import MovingShard
+from tests.support.ray_handle import Handle, HandleConnection, Method, Reference
 from tests.support.waiting import until
 
 TOPIC = "t"
-
-
-class Handle:
-    """An actor handle over RayMethods: each concurrency group is a pool. Calls may be held back or fail."""
-
-    def __init__(self, methods: RayMethods) -> None:
-        self.methods = methods
-        self.pools = {group: ThreadPoolExecutor(size) for group, size in GROUPS.items()}
-        #: (method, arguments) of every call
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        #: decides about a call before it runs: may wait or raise
-        self.before: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
-
-    def __getattr__(self, method: str) -> Any:
-        return Method(self, method)
-
-    def run(self, method: str, args: tuple[Any, ...]) -> Any:
-        """The work of a thread of the group."""
-        self.before(method, args)
-        return getattr(self.methods, method)(*args)
-
-    def close(self) -> None:
-        """End the threads."""
-        for pool in self.pools.values():
-            pool.shutdown(cancel_futures=True)
-
-
-class Method:
-    """`handle.method`."""
-
-    def __init__(self, handle: Handle, name: str) -> None:
-        self.handle, self.name = handle, name
-
-    def remote(self, *args: Any) -> Reference:
-        """Start the call."""
-        self.handle.calls.append((self.name, args))
-        pool = self.handle.pools[GROUP_OF[self.name]]
-        return Reference(pool.submit(self.handle.run, self.name, args))
-
-
-class Reference:
-    """An object reference."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def future(self) -> Future[Any]:
-        """The answer, as Ray's reference gives it."""
-        return self._future
 
 
 @pytest.fixture
@@ -141,26 +89,7 @@ class FakeRoutes(Routes):
 
     def connect(self, shard: int) -> RayShardConnection:
         """A connection, without asking Ray for the actor."""
-        return FakeConnection(self.handle)
-
-
-class FakeConnection(RayShardConnection):
-    """A connection whose actor is a handle."""
-
-    def __init__(self, handle: Handle) -> None:
-        self.endpoint = "shard-0"
-        self._cluster_id = CLUSTER_ID
-        self._actor = handle
-
-    def call(
-        self, op: str, args: dict[str, Any] | None = None, timeout: float = 30.0
-    ) -> dict[str, Any]:
-        """Call without `ray.get`."""
-        try:
-            found: dict[str, Any] = self._actor.methods.call(self._cluster_id, op, args or {})
-        except RayMQError as error:
-            raise translate(error, self.endpoint) from error
-        return found
+        return HandleConnection(self.handle)
 
 
 def put_stream(handle: Handle, cluster_id: str = CLUSTER_ID) -> RayPutStream:
@@ -219,18 +148,6 @@ def test_acks_are_read_as_they_were_written(number: Any, count: int) -> None:
     assert unpack_acks(pack_acks([(number, stored)] * count)) == [reported] * count
     reported = {"id": number, "error": to_wire(refused)}
     assert unpack_acks(pack_acks([(number, refused)] * count)) == [reported] * count
-
-
-def test_batches_are_stored_and_answered_in_the_order_of_the_sends(
-    handle: Handle, backend: FakeBackend
-) -> None:
-    stream = put_stream(handle)
-    for number in range(1, 201):
-        stream.send(meta(number), batch([b"%d" % number]))
-    acks = receive(stream, 200)
-    assert [ack["id"] for ack in acks] == list(range(1, 201))
-    assert [ack["first_offset"] for ack in acks] == list(range(200))
-    assert backend.bodies(TOPIC) == [b"%d" % number for number in range(1, 201)]
 
 
 def test_batches_that_wait_for_a_call_share_the_next_one(
@@ -355,23 +272,6 @@ def test_a_slice_of_a_large_batch_travels_without_the_rest(handle: Handle) -> No
     assert data.size < 2000
 
 
-def test_a_refused_batch_is_answered_in_place_and_the_stream_goes_on(
-    handle: Handle, backend: FakeBackend
-) -> None:
-    stream = put_stream(handle)
-    backend.refusals = [None, StorageFull("full")]
-    for number, sequence in ((1, 0), (2, 1), (3, 1)):
-        stream.send(meta(number, sequence=sequence), batch([b"%d" % number]))
-    stream.send(meta(4, sequence=2, acks="none"), batch([b"4"]))
-    stream.send(meta(5, sequence=2, topic="nowhere"), batch([b"5"]))
-    first, second, third, fourth, fifth = receive(stream, 5)
-    assert (first["first_offset"], third["first_offset"]) == (0, 1)
-    assert isinstance(from_wire(second["error"]), StorageFull)
-    assert from_wire(fourth["error"]).field == "acks"
-    assert from_wire(fifth["error"]).field == "topic"
-    assert backend.bodies(TOPIC) == [b"1", b"3"]
-
-
 def test_a_call_that_comes_early_waits_for_its_predecessor(
     handle: Handle, backend: FakeBackend
 ) -> None:
@@ -480,16 +380,6 @@ def test_a_stream_that_is_aborted_wakes_its_receiver(handle: Handle, backend: Fa
             stream.send(meta(2), batch([b"2"]))
 
 
-def test_another_cluster_of_the_same_name_refuses(handle: Handle) -> None:
-    with pytest.raises(Rejected) as caught:
-        put_stream(handle, "f" * 32).opened()
-    assert caught.value.field == "cluster_id"
-    with pytest.raises(Rejected):
-        RayFetchStream(handle, "shard-0", "f" * 32).fetch(
-            FetchRequest(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=0)
-        )
-
-
 # --- retries --------------------------------------------------------------------------------------
 
 
@@ -567,12 +457,6 @@ def test_a_stream_opens_however_many_operations_wait(
 READ = pack_request(FetchRequest(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=0))
 
 
-def test_a_malformed_read_is_refused(backend: FakeBackend) -> None:
-    with pytest.raises(Rejected) as caught:
-        RayMethods(backend).read(CLUSTER_ID, {**READ, "offsets": {"0": "x"}})
-    assert caught.value.field == "offsets"
-
-
 # --- reads ----------------------------------------------------------------------------------------
 
 
@@ -612,23 +496,6 @@ def test_a_read_waits_for_the_next_record_over_several_calls(
     assert b"late" in found.records[0].as_py()
 
 
-def test_a_read_of_nothing_ends_with_its_time(handle: Handle) -> None:
-    stream = RayFetchStream(handle, "shard-0", CLUSTER_ID)
-    assert stream.fetch(FetchRequest(TOPIC, {0: 0}, max_bytes=1, max_records=1, wait_ms=30)) == []
-
-
-def test_a_queue_that_cannot_be_read_is_reported_beside_the_others(
-    handle: Handle, backend: FakeBackend
-) -> None:
-    backend.create("two", 2)
-    stream = RayFetchStream(handle, "shard-0", CLUSTER_ID)
-    (found,) = stream.fetch(
-        FetchRequest("two", {0: 0, 1: 9}, max_bytes=1, max_records=1, wait_ms=1000)
-    )
-    assert isinstance(found.error, OffsetOutOfRange)
-    assert (found.queue_id, found.error.max) == (1, 0)
-
-
 def test_many_long_polls_wait_shortly_so_that_all_get_a_thread(backend: FakeBackend) -> None:
     methods, waits = RayMethods(backend), []
     fetch = backend.fetch
@@ -663,21 +530,10 @@ def test_errors_are_those_of_the_shard() -> None:
         assert type(translate(failure, "shard-0")) is Unavailable
 
 
-def test_operations_answer_or_raise_what_the_shard_raised(backend: FakeBackend) -> None:
-    methods = RayMethods(backend)
-    assert methods.call(CLUSTER_ID, "topics", {})[TOPIC]["queues"] == 1
-    with pytest.raises(Rejected) as caught:
-        methods.call(CLUSTER_ID, "queue_ranges", {})
-    assert caught.value.field == "args"
-    with pytest.raises(Rejected) as caught:
-        methods.call("f" * 32, "topics", {})
-    assert caught.value.field == "cluster_id"
-
-
 @pytest.fixture
 def two_shards(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster of two shards over Ray, whose calls both run on the handle."""
-    monkeypatch.setattr(Routes, "connect", lambda routes, shard: FakeConnection(handle))
+    monkeypatch.setattr(Routes, "connect", lambda routes, shard: HandleConnection(handle))
     return Cluster(
         name="n", cluster_id=CLUSTER_ID, shards=2, token=TOKEN, endpoints={}, transport="ray"
     )
@@ -769,7 +625,7 @@ class Actors:
             handle.close()
 
 
-class ActorConnection(FakeConnection):
+class ActorConnection(HandleConnection):
     """A connection to the actor of one replica."""
 
     def __init__(self, actors: Actors, name: str) -> None:

@@ -16,7 +16,7 @@ from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.small_puts import pack_puts, unpack_puts
 from raymq.actors.ray.replica_transport import ReplicaTransport
 from raymq.client.transport.flight_client import ShardConnection
-from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable, from_wire
+from raymq.store.base.errors import Rejected, Unavailable, from_wire
 from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import FetchRequest
 from tests.support.batches import batch
@@ -51,21 +51,6 @@ def open_stream(connection: ShardConnection) -> None:
         stream.close()
 
 
-def test_acks_come_in_the_order_of_the_batches(
-    cluster: FakeCluster, connection: ShardConnection
-) -> None:
-    stream = connection.put_stream()
-    cluster.backends[0].hold_answers()
-    for number in range(5):
-        stream.send(meta(number, number * 2), batch([b"a", b"b"]))
-    cluster.backends[0].wait_for(lambda: len(cluster.backends[0].puts) == 5)
-    cluster.backends[0].release()
-    acks = receive(stream, 5)
-    stream.close()
-    assert [ack["id"] for ack in acks] == [0, 1, 2, 3, 4]
-    assert [ack["first_offset"] for ack in acks] == [0, 2, 4, 6, 8]
-
-
 def test_a_producer_that_does_not_read_its_acks_delays_no_other(
     cluster: FakeCluster, connection: ShardConnection
 ) -> None:
@@ -93,20 +78,6 @@ def test_a_producer_that_does_not_read_its_acks_delays_no_other(
     stream.close()
 
 
-def test_large_and_small_batches_of_a_stream_keep_their_order(
-    cluster: FakeCluster, connection: ShardConnection
-) -> None:
-    stream, sizes = connection.put_stream(), [10, 300_000, 10, 2_000_000, 10, 10, 300_000] * 3
-    for number, size in enumerate(sizes):
-        read = number // 2
-        stream.send(meta(number, number, read=read), batch([b"%02d" % number * (size // 2)]))
-    acks = receive(stream, len(sizes))
-    stream.close()
-    assert [ack["id"] for ack in acks] == list(range(len(sizes)))
-    assert [ack["first_offset"] for ack in acks] == list(range(len(sizes)))
-    assert [len(body) for body in cluster.backends[0].bodies("t")] == sizes
-
-
 def test_every_put_of_a_stream_names_the_address_of_its_client(cluster: FakeCluster) -> None:
     small = {"read": -1, "acks": "quorum"}
     with closing(TcpProxy(cluster.servers[0].port)) as proxy:
@@ -121,29 +92,6 @@ def test_every_put_of_a_stream_names_the_address_of_its_client(cluster: FakeClus
         assert born_host != ("127.0.0.1", proxy.port)
         stream.close()
         connection.close()
-
-
-def test_a_refused_batch_leaves_the_stream_usable(
-    cluster: FakeCluster, connection: ShardConnection
-) -> None:
-    cluster.backends[0].max_message_bytes = 10
-    stream = connection.put_stream()
-    null_body = batch([b"x", None])
-    stream.send(meta(1), null_body)
-    stream.send(meta(2), batch([b"fine", b"y" * 11]))
-    stream.send(meta(3, topic="nowhere"), batch([b"x"]))
-    stream.send(meta(4), batch([b"good"]))
-
-    acks = receive(stream, 4)
-    stream.close()
-    null, big, nowhere = (from_wire(ack["error"]) for ack in acks[:3])
-
-    assert isinstance(null, Rejected)
-    assert (null.field, null.row) == ("body", 1)
-    assert (big.field, big.row, big.limit) == ("body", 1, 10)
-    assert nowhere.field == "topic"
-    assert acks[3]["first_offset"] == 0
-    assert cluster.backends[0].bodies("t") == [b"good"]
 
 
 def test_wrong_columns_are_named_with_what_was_expected_and_found(cluster: FakeCluster) -> None:
@@ -234,18 +182,6 @@ def test_another_shard_on_a_reused_port_refuses(
     assert stream_refused.value.field == field
 
 
-def test_calls_answer_or_raise_what_the_shard_raised(connection: ShardConnection) -> None:
-    assert connection.call("topics") == {"t": {"queues": 4, "shards": [0]}}
-    with pytest.raises(Rejected) as refused:
-        connection.call("nothing")
-    assert refused.value.field == "op"
-    with pytest.raises(Rejected) as bad:
-        connection.call("commit_offsets", {})
-    assert bad.value.field == "args"
-    with pytest.raises(Unavailable):
-        connection.call("down")
-
-
 def test_a_server_that_is_not_there_is_unavailable(cluster: FakeCluster) -> None:
     port = cluster.down()
     connection = ShardConnection(f"127.0.0.1:{port}", TOKEN)
@@ -254,29 +190,6 @@ def test_a_server_that_is_not_there_is_unavailable(cluster: FakeCluster) -> None
     connection.close()
     assert str(port) in str(missing.value)
     assert "Detail" not in str(missing.value)
-
-
-def test_a_fetch_returns_the_readable_queues_and_the_errors_of_the_others(
-    cluster: FakeCluster, connection: ShardConnection
-) -> None:
-    stream = connection.put_stream()
-    stream.send(meta(1), batch([b"a", b"b", b"c"]))
-    receive(stream, 1)
-    stream.close()
-
-    reads = connection.fetch_stream()
-    found = reads.fetch(
-        FetchRequest("t", {0: 1, 1: 5}, max_bytes=1 << 20, max_records=10, wait_ms=0)
-    )
-    first = next(part for part in found if part.queue_id == 0)
-    failed = next(part for part in found if part.queue_id == 1)
-    limited = reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1, max_records=10, wait_ms=0))
-    reads.close()
-
-    assert (first.first_offset, first.next_offset, first.max_offset) == (1, 3, 3)
-    assert isinstance(failed.error, OffsetOutOfRange)
-    assert (failed.error.min, failed.error.max) == (0, 0)
-    assert limited[0].next_offset == 1
 
 
 def test_an_answer_is_one_message_a_queue(
@@ -297,19 +210,6 @@ def test_an_answer_is_one_message_a_queue(
         reads.fetch(request)
         assert len(messages) == count
     reads.close()
-
-
-def test_fetch_waits_for_the_next_record(cluster: FakeCluster, connection: ShardConnection) -> None:
-    reads = connection.fetch_stream()
-    assert reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1, max_records=1, wait_ms=0)) == []
-    stream = connection.put_stream()
-    late = threading.Thread(target=lambda: stream.send(meta(1), batch([b"late"])))
-    late.start()
-    found = reads.fetch(FetchRequest("t", {0: 0}, max_bytes=1000, max_records=1, wait_ms=10_000))
-    late.join()
-    stream.close()
-    reads.close()
-    assert found[0].next_offset == 1
 
 
 def test_a_stopping_server_says_so_on_every_stream(
@@ -461,25 +361,3 @@ def test_cut_small_batches_are_refused_in_band(connection: ShardConnection) -> N
     stream._write(whole)
     assert stream.receive()[0]["first_offset"] == 0
     stream.close()
-
-
-def test_a_small_batch_is_checked_as_a_large_one_is(
-    cluster: FakeCluster, connection: ShardConnection
-) -> None:
-    cluster.backends[0].max_message_bytes = 10
-    stream = connection.put_stream()
-    words = {**meta(1), "acks": "quorum", "read": 0}
-
-    for number, (row, field) in enumerate(
-        [
-            ((b"y" * 11, None, None, 1), "body"),
-            ((b"y", "a\x01b", None, 1), "tag"),
-            ((b"y", None, b"no end", 1), "properties"),
-            ((b"y", None, b"TAGS\x01own\x02", 1), "properties"),
-        ]
-    ):
-        stream.send_small([({**words, "id": number + 1}, small(row))])
-        assert from_wire(stream.receive()[0]["error"]).field == field
-
-    stream.close()
-    assert cluster.backends[0].bodies("t") == []
