@@ -3,6 +3,7 @@
 consumer         `Consumer`, which blocks
 async_consumer   `AsyncConsumer`, for asyncio
 consumer_config  options, defaults and checks of both
+assigned_queues  the queues that a consumer reads, and how far
 shard_reader     reads ahead from one shard
 range_reader     reads one queue by offset, for Spark tasks, queues and checks
 queue_ranges     ranges of queues, which tasks of Spark and Ray Data read

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
@@ -24,20 +23,22 @@ from raymq.client.arguments import (
 )
 from raymq.client.handle import ClusterHandle
 from raymq.client.messages.columns import message_batch, value_batch, value_schema
-from raymq.client.messages.message import queue_offsets
 from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.client.topics.add_queues import add_queues
 from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.routes import Routes
 from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
+from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start
-from .shard_reader import FetchedRecords, ReadState, ShardReader
+from .shard_reader import FetchedRecords, ReadState
 
+#: messages that iteration takes at a time
+ITERATED_TOGETHER = 500
 _START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
 
 
@@ -112,7 +113,6 @@ class Consumer(OpenClient):
         self.group = config.group
         #: how warnings call this consumer
         self.name = type(self).__name__
-        self._unavailable_timeout_ms = config.unavailable_timeout_ms
         self._clock = clock or Clock()
         self._forks = forks.count
         self._cluster = cluster
@@ -131,36 +131,27 @@ class Consumer(OpenClient):
         # The wire takes no other integers, such as numpy's.
         wanted = list(map(int, wanted))
 
-        self._state = ReadState(
+        state = ReadState(
             topic, config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms
         )
-        #: queue_id -> offset of the next message that `poll` returns
-        self._positions = self._begin(wanted, shards, config.start)
-        self._state.fetch_from = dict(self._positions)
+        begins = self._begin(wanted, shards, config.start, state.chosen)
         if config.queues is None:
-            self._state.look_for_queues = partial(self._routes.look_for_queues, self._weakly())
-        #: messages of `_iterating_fetched` that iteration has not returned yet, in order
-        self._iterating: deque[ReceivedMessage] = deque()
-        self._iterating_fetched: FetchedRecords
-
-        self._read_from = config.read_from
-        self._readers = {
-            shard: self._reader(shard, [each for each in wanted if self._is_on(each, shard)])
-            for shard in shards
-        }
-
-    def _reader(self, shard: int, queues: list[int]) -> ShardReader:
-        """Begin to read queues of one shard."""
-        return ShardReader(
-            self._routes, shard, queues, self._state, self._clock, read_from=self._read_from
+            state.look_for_queues = partial(self._routes.look_for_queues, self._weakly())
+        self._assigned = AssignedQueues(
+            self._routes,
+            state,
+            self._clock,
+            read_from=config.read_from,
+            unavailable_timeout_ms=config.unavailable_timeout_ms,
         )
-
-    def _is_on(self, queue_id: int, shard: int) -> bool:
-        return self._route.shard_of(queue_id) == shard
+        self._assigned.add({each: begins[each] for each in wanted}, self._route.shard_of)
 
     # --- where to begin ---------------------------------------------------------------------------
 
-    def _begin(self, queues: list[int], shards: list[int], start: Start) -> dict[int, int]:
+    def _begin(
+        self, queues: list[int], shards: list[int], start: Start, chosen: set[int]
+    ) -> dict[int, int]:
+        """queue_id -> offset where each queue begins. Args: `chosen`: gets those whose offset the caller chose."""
         has_more = self._route.queues > self._route.first_queues
         asked = sorted(set(self._route.shards)) if has_more else shards
         committed = self._committed(asked) if self.group is not None else {}
@@ -177,7 +168,7 @@ class Consumer(OpenClient):
             ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
             side = 0 if start == "earliest" else 1
             return found | {queue_id: ranges[queue_id][side] for queue_id in missing}
-        self._state.chosen.update(missing)
+        chosen.update(missing)
         start = plain_int(start)
         if isinstance(start, int):
             check_offsets(dict.fromkeys(missing, start))
@@ -243,23 +234,12 @@ class Consumer(OpenClient):
         committed = self._committed(shards) if self.group is not None else {}
         begins = {queue_id: committed.get(queue_id, 0) for queue_id in added}
 
-        state = self._state
+        state = self._assigned.state
         with state.changed:
             if state.closed or route.queues == self._route.queues:
                 return
-            # In place: the thread that polls writes other positions without the lock.
-            self._positions.update(begins)
-            state.fetch_from.update(begins)
-            readers = dict(self._readers)
-            for shard in shards:
-                queues = [queue_id for queue_id in added if route.shard_of(queue_id) == shard]
-                if shard in readers:
-                    readers[shard].queues += queues
-                    readers[shard].restart()
-                else:
-                    readers[shard] = self._reader(shard, queues)
-            self._readers, self._route = readers, route
-            state.notify()
+            self._assigned.add(begins, route.shard_of)
+            self._route = route
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -275,15 +255,15 @@ class Consumer(OpenClient):
         found: list[ReceivedMessage] = []
         taken: list[FetchedRecords] = []
         try:
-            fetched = self._next(taken, max_records, timeout)
+            fetched = self._take(taken, max_records, timeout)
             while fetched is not None:
                 found += received_messages(fetched.shard, fetched.records)
                 left = max_records - len(found)
-                fetched = self._next(taken, left, 0.0, ready_only=True) if left > 0 else None
+                fetched = self._take(taken, left, 0.0, ready_only=True) if left > 0 else None
             return found
         except BaseException:
             # Ctrl-C: the caller gets none of them.
-            self._return_to_unread(taken)
+            self._assigned.put_back(taken)
             raise
 
     def poll_batch(self, max_records: int = 10_000, timeout: float | None = 1.0) -> pa.RecordBatch:
@@ -298,13 +278,13 @@ class Consumer(OpenClient):
         """
         taken: list[FetchedRecords] = []
         try:
-            fetched = self._next(taken, max_records, timeout)
+            fetched = self._take(taken, max_records, timeout)
             if fetched is None:
                 return pa.RecordBatch.from_pylist([], schema=value_schema(self._values))
             return value_batch(message_batch(fetched.shard, fetched.records), self._values)
         except BaseException:
             # Corrupt, or Ctrl-C.
-            self._return_to_unread(taken)
+            self._assigned.put_back(taken)
             raise
 
     def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
@@ -323,36 +303,10 @@ class Consumer(OpenClient):
 
     def next_message(self, timeout: float | None = 1.0) -> ReceivedMessage | None:
         """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
-        if not self._iterating and not self._begin_iterating(timeout):
-            return None
-        self._check_open()
-        message = self._iterating[0]
-        self._positions[message.queue_id] = message.offset + 1
-        # Without a call: an interrupt after it would lose the message.
-        del self._iterating[0]
-        return message
+        self._check_process()
+        return self._assigned.next_message(ITERATED_TOGETHER, wait_s(timeout))
 
-    def _begin_iterating(self, timeout: float | None) -> bool:
-        """Take the next messages for iteration. Returns: whether there are any."""
-        taken: list[FetchedRecords] = []
-        try:
-            fetched = self._next(taken, 500, timeout)
-            if fetched is None:
-                return False
-            messages = deque(received_messages(fetched.shard, fetched.records))
-            # Only returned messages count: any other call gives the rest of them back first.
-            self._positions[fetched.queue_id] = fetched.first_offset
-            self._iterating_fetched, self._iterating = fetched, messages
-            return True
-        except BaseException:
-            self._return_to_unread(taken)
-            raise
-
-    def on_change(self, call: Callable[[], None]) -> None:
-        """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
-        self._state.listener = call
-
-    def _next(
+    def _take(
         self,
         taken: list[FetchedRecords],
         max_records: int,
@@ -360,152 +314,41 @@ class Consumer(OpenClient):
         *,
         ready_only: bool = False,
     ) -> FetchedRecords | None:
-        """Take the next records of one queue and move its position after them.
-
-        Args: `taken`: a list to which they are added. An interrupt may prevent the return.
-        """
+        """See `AssignedQueues.take`."""
         check_number("max_records", max_records, 1)
-        timeout = wait_s(timeout)
+        timeout_s = wait_s(timeout)
         self._check_process()
+        return self._assigned.take(taken, max_records, timeout_s, ready_only=ready_only)
 
-        state = self._state
-        with state.changed:
-            self._check_open()
-            self._give_back()
-            if not ready_only:
-                state.changed.wait_for(
-                    lambda: (
-                        self._has_unread()
-                        or state.queue_errors
-                        or state.fatal_error
-                        or state.closed
-                    ),
-                    timeout,
-                )
-                self._check_open()
-                self._raise_failure()
-
-            if not self._has_unread():
-                return None
-            fetched, rest = state.unread[0], None
-            if len(fetched.records) > max_records:
-                after = fetched.records.slice(max_records)
-                middle = int(queue_offsets(after.slice(0, 1))[0])
-                rest = fetched._replace(first_offset=middle, records=after)
-                records = fetched.records.slice(0, max_records)
-                fetched = fetched._replace(next_offset=middle, records=records)
-
-            # Without a call: a signal handler, such as that of Ctrl-C, runs after calls.
-            if rest is not None:
-                state.unread[0] = rest
-            else:
-                del state.unread[0]
-                state.ahead[fetched.shard] -= 1
-            self._positions[fetched.queue_id] = fetched.next_offset
-            taken += (fetched,)
-            if rest is not None and self._is_only(rest):
-                # Queues take turns: a busy one does not keep the messages of others back.
-                state.unread.rotate(-1)
-
-            if not state.ahead[fetched.shard]:
-                state.notify()
-            return fetched
-
-    def _has_unread(self) -> bool:
-        """Whether there are messages to take. Positions move after what was looked at in vain. Needs the lock."""
-        state = self._state
-        while state.unread and not len(state.unread[0].records):
-            looked = state.unread[0]
-            # Without a call, as in `_next`.
-            self._positions[looked.queue_id] = looked.next_offset
-            del state.unread[0]
-            state.ahead[looked.shard] -= 1
-            if not state.ahead[looked.shard]:
-                state.notify()
-        return bool(state.unread)
-
-    def _is_only(self, fetched: FetchedRecords) -> bool:
-        """Whether these are all that is unread of their queue. Needs the lock."""
-        queue_id = fetched.queue_id
-        return sum(each.queue_id == queue_id for each in self._state.unread) == 1
-
-    def _return_to_unread(self, taken: list[FetchedRecords]) -> None:
-        """Undo calls of `_next`."""
-        state = self._state
-        with state.changed:
-            for fetched in reversed(taken):
-                state.unread.appendleft(fetched)
-                state.ahead[fetched.shard] += 1
-                self._positions[fetched.queue_id] = fetched.first_offset
-
-    def _give_back(self) -> None:
-        """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""
-        if not self._iterating:
-            return
-        state, fetched = self._state, self._iterating_fetched
-        offset = self._iterating[0].offset
-        rest = fetched.records.slice(len(fetched.records) - len(self._iterating))
-        self._iterating.clear()
-        state.unread.appendleft(fetched._replace(first_offset=offset, records=rest))
-        state.ahead[fetched.shard] += 1
-
-    def _raise_failure(self) -> None:
-        """Raise the failure that this read must report, if there is one. Needs the lock."""
-        state = self._state
-        if state.fatal_error is not None:
-            raise state.fatal_error
-
-        for queue_id in sorted(state.queue_errors):
-            # Records fetched before the failure come first.
-            if not any(fetched.queue_id == queue_id for fetched in state.unread):
-                raise state.queue_errors[queue_id]
-
-        now_ms = self._clock.monotonic_ms()
-        for shard, (since_ms, error) in state.down.items():
-            away_ms = now_ms - since_ms
-            # Messages of other shards must not hide it: a busy topic always has some.
-            if away_ms >= self._unavailable_timeout_ms and not state.ahead[shard]:
-                message = f"shard {shard} has been unreachable for {away_ms} ms: {error}"
-                raise Unavailable(message, shard=shard)
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
+        self._assigned.state.listener = call
 
     # --- positions --------------------------------------------------------------------------------
 
     def position(self, queue_id: int) -> int:
         """The offset of the next message of a queue."""
-        return self._positions[self._own(queue_id)]
+        self._assigned.shard_of(queue_id)
+        return self._assigned.positions[queue_id]
 
     def positions(self) -> dict[int, int]:
         """queue_id -> offset of the next message."""
-        return dict(self._positions)
+        return dict(self._assigned.positions)
 
     def seek(self, queue_id: int, offset: int | str) -> None:
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
-        self._check_open()
-        shard = self._route.shard_of(self._own(queue_id))
-        chosen = not isinstance(offset, str)
+        self._assigned.check_open()
+        shard = self._assigned.shard_of(queue_id)
+        is_chosen = not isinstance(offset, str)
 
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
             earliest, latest = self._ranges([shard])[queue_id]
             offset = latest if offset == "latest" else earliest
         check_offsets({queue_id: offset})
-        offset = int(offset)
-
-        state = self._state
-        with state.changed:
-            self._check_open()
-            self._give_back()
-            kept = deque(fetched for fetched in state.unread if fetched.queue_id != queue_id)
-            state.ahead[shard] = sum(fetched.shard == shard for fetched in kept)
-            state.unread = kept
-            state.queue_errors.pop(queue_id, None)
-            state.behind_since_ms.pop(queue_id, None)
-            if chosen:
-                state.chosen.add(queue_id)
-            state.fetch_from[queue_id] = offset
-            self._positions[queue_id] = offset
-            self._readers[shard].restart()
-            state.notify()
+        with self._assigned.state.changed:
+            self._assigned.check_open()
+            self._assigned.seek(queue_id, int(offset), is_chosen=is_chosen)
 
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
@@ -519,18 +362,14 @@ class Consumer(OpenClient):
         """
         self._check_group("cannot commit")
         self._check_process()
-        self._check_open()
+        self._assigned.check_open()
         wanted = self.positions() if offsets is None else dict(offsets)
         check_offsets(wanted)
-        for shard in self._readers:
-            own = {
-                str(queue_id): int(offset)
-                for queue_id, offset in wanted.items()
-                if self._route.shard_of(self._own(queue_id)) == shard
-            }
-            if own:
-                arguments = {"group": self.group, "topic": self.topic, "offsets": own}
-                self._routes.call(shard, "commit_offsets", arguments)
+        shards = {queue_id: self._assigned.shard_of(queue_id) for queue_id in wanted}
+        for shard in sorted(set(shards.values())):
+            own = {str(each): int(wanted[each]) for each in wanted if shards[each] == shard}
+            arguments = {"group": self.group, "topic": self.topic, "offsets": own}
+            self._routes.call(shard, "commit_offsets", arguments)
 
     def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
         """Send a message that could not be processed back: it comes again in topic %RETRY%<group>, after a delay.
@@ -549,7 +388,7 @@ class Consumer(OpenClient):
         """
         group = self._check_group("cannot send back")
         self._check_process()
-        self._check_open()
+        self._assigned.check_open()
 
         if message.shard not in self._retry_shards:
             for name in (retry_topic(group), dlq_topic(group)):
@@ -586,8 +425,8 @@ class Consumer(OpenClient):
     def committed(self) -> dict[int, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""
         self._check_group("has no offsets")
-        self._check_open()
-        return self._committed(list(self._readers))
+        self._assigned.check_open()
+        return self._committed(self._assigned.shards)
 
     def _committed(self, shards: list[int]) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -597,26 +436,11 @@ class Consumer(OpenClient):
             found.update({int(queue_id): int(offset) for queue_id, offset in table.items()})
         return found
 
-    def _own(self, queue_id: int) -> int:
-        if queue_id not in self._positions:
-            raise Rejected(
-                f"this consumer reads the queues {sorted(self._positions)}, not {queue_id}",
-                field="queue_id",
-                limit=str(sorted(self._positions)),
-            )
-        return queue_id
-
     def _check_group(self, lack: str) -> str:
         if self.group is None:
             why = f"a consumer without group= {lack}"
             raise Rejected(why, field="group", limit="a group's name")
         return self.group
-
-    def _check_open(self) -> None:
-        if self._state.closed:
-            raise Rejected(
-                "the consumer is closed; make another one", field="consumer", limit="open"
-            )
 
     def _check_process(self) -> None:
         if forks.count != self._forks:
@@ -632,23 +456,17 @@ class Consumer(OpenClient):
         """Stop reading. No offset is committed."""
         if forks.count != self._forks:
             return
-        self._end_readers()
-        for reader in self._readers.values():
-            reader.join()
-
-    def _end_readers(self) -> None:
-        with self._state.changed:
-            self._state.closed = True
-            for reader in self._readers.values():
-                reader.restart()
-            self._state.notify()
+        self._assigned.end()
+        self._assigned.join()
 
     def __del__(self) -> None:
-        if "_readers" not in self.__dict__ or self._state.closed or forks.count != self._forks:
+        if "_assigned" not in self.__dict__ or forks.count != self._forks:
+            return
+        if self._assigned.state.closed:
             return
         if not sys.is_finalizing():
             # The collector may run on any thread, so it must not wait.
-            self._end_readers()
+            self._assigned.end()
         warn_unclosed(self, self.name, "use it in a with block, or call close()")
 
     def __enter__(self) -> Consumer:

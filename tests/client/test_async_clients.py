@@ -637,7 +637,7 @@ def test_a_consumer_in_another_event_loop_is_refused_and_can_be_closed_there(
 
     in_another_loop(use())
     assert reading._consumer is not None
-    assert reading._consumer._state.closed
+    assert reading._consumer._assigned.state.closed
     with pytest.raises(Rejected, match="closed"):
         in_another_loop(reading.poll())
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raymq.client.consume import assigned_queues
 from raymq.client.consume import consumer as consumer_module
 from raymq.client.consume.consumer import Consumer
 from raymq.client.consume.range_reader import read_range
@@ -70,7 +71,7 @@ def wait_until(
     consumer: Consumer, condition: Callable[[ReadState], object], limit_s: float = 10.0
 ) -> None:
     """Wait until the readers of a consumer have brought something about."""
-    state, end_s = consumer._state, time.monotonic() + limit_s
+    state, end_s = consumer._assigned.state, time.monotonic() + limit_s
     with state.changed:
         while not condition(state):
             assert time.monotonic() < end_s, "it did not happen in time"
@@ -148,9 +149,10 @@ def test_iteration_counts_only_returned_messages(cluster: FakeCluster, make: Mak
 def interrupt_after(calls: int) -> None:
     """Raise KeyboardInterrupt where a signal handler may: after that many more calls by a consumer."""
     left = [calls]
+    files = {consumer_module.__file__, assigned_queues.__file__}
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename == consumer_module.__file__:
+        if event in ("call", "c_return") and frame.f_code.co_filename in files:
             left[0] -= 1
             if not left[0]:
                 raise KeyboardInterrupt
@@ -383,7 +385,7 @@ def test_messages_of_other_shards_do_not_hide_an_unreachable_one(
 ) -> None:
     put(cluster, 0, b"read before")
     consumer = make(start=0, unavailable_timeout_ms=0)
-    state = consumer._state
+    state = consumer._assigned.state
     wait_until(consumer, lambda state: state.ahead[0])
     put(cluster, 1, *(b"%d" % n for n in range(9)))
     wait_until(consumer, lambda state: state.ahead[1])
@@ -402,14 +404,14 @@ def test_a_shard_that_was_away_for_a_moment_is_not_called_unreachable(
 ) -> None:
     clock = ManualClock()
     consumer = make(queues=[0, 2], start=0, clock=clock)
-    state = consumer._state
+    state = consumer._assigned.state
     if unread:
         put(cluster, 0, b"a")
         wait_until(consumer, lambda state: state.ahead[0])
         with state.changed:
             state.down[0] = (clock.monotonic_ms(), Unavailable("down", shard=0))
             # A new stream is opened, as after the failure.
-            consumer._readers[0].restart()
+            consumer._assigned._readers[0].restart()
             state.notify()
     else:
         cluster.down(0)
@@ -425,7 +427,7 @@ def test_a_shard_that_was_away_for_a_moment_is_not_called_unreachable(
 def test_a_wrong_token_is_raised(cluster: FakeCluster, make: Make) -> None:
     consumer = make(queues=[0], start=0)
     consumer._routes.token = "wrong"
-    consumer._state.fatal_error = None
+    consumer._assigned.state.fatal_error = None
     cluster.down(0)
     cluster.up(0)
     with pytest.raises(Rejected) as refused:

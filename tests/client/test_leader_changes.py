@@ -573,7 +573,7 @@ def test_a_new_leader_that_never_knows_the_end_is_reported(
     end_early(shard.replicas[1], 1, monkeypatch)
     old.step_down()
     shard.elect(1, 2, of=old.kept())
-    state = consumer._state
+    state = consumer._assigned.state
     with state.changed:
         assert state.changed.wait_for(lambda: state.queue_errors, 20)
     with pytest.raises(OffsetOutOfRange):

@@ -716,7 +716,7 @@ def test_a_consumer_reads_from_the_actors_of_followers_and_leaves_one_that_is_go
     ):
         assert [message.body for message in consumer.poll(2, 20)] == [b"0", b"1"]
         assert leader.answered == 0
-        reader = consumer._readers[0]
+        reader = consumer._assigned._readers[0]
         for number in (1, 2):
             actors.kill(number)
         leader.put(put_request({"topic": TOPIC, "queue": 0}, batch([b"2"])))

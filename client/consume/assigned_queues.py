@@ -1,0 +1,303 @@
+"""The queues that a consumer reads: how far, what was read ahead of them, and the threads that read.
+
+Source: AssignedMessageQueue of the clients of RocketMQ 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from raymq.client.messages.message import queue_offsets
+from raymq.client.messages.received import ReceivedMessage, received_messages
+from raymq.client.transport.routes import Routes
+from raymq.store.base.clock import Clock
+from raymq.store.base.errors import Rejected, Unavailable
+
+from .consumer_config import ReadFrom
+from .shard_reader import FetchedRecords, ReadState, ShardReader
+
+
+class AssignedQueues:
+    """Queues come by `add` and go by `revoke`. One thread at a time takes messages, and another one may add queues.
+
+    `state.changed` guards all but `positions`, which the taking thread also changes without the lock.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        state: ReadState,
+        clock: Clock,
+        *,
+        read_from: ReadFrom,
+        unavailable_timeout_ms: int,
+    ) -> None:
+        #: shared with the readers
+        self.state = state
+        #: queue_id -> offset of the next message that is taken
+        self.positions: dict[int, int] = {}
+        self._routes = routes
+        self._clock = clock
+        self._read_from = read_from
+        self._unavailable_timeout_ms = unavailable_timeout_ms
+        #: queue_id -> shard
+        self._shards: dict[int, int] = {}
+        #: shard -> the thread that reads its queues
+        self._readers: dict[int, ShardReader] = {}
+        #: messages of `_iterating_fetched` that `next_message` has not returned yet, in order
+        self._iterating: deque[ReceivedMessage] = deque()
+        self._iterating_fetched: FetchedRecords
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards that have some of the queues, or had."""
+        return list(self._readers)
+
+    def shard_of(self, queue_id: int) -> int:
+        """The shard of one of the queues. Raises: Rejected for a queue of another consumer."""
+        if queue_id not in self._shards:
+            queues = sorted(self._shards)
+            raise Rejected(
+                f"this consumer reads the queues {queues}, not {queue_id}",
+                field="queue_id",
+                limit=str(queues),
+            )
+        return self._shards[queue_id]
+
+    def add(self, begins: Mapping[int, int], shard_of: Callable[[int], int]) -> None:
+        """Read further queues. Args: `begins`: queue_id -> offset. `shard_of`: the shard of a queue."""
+        state = self.state
+        with state.changed:
+            # In place: the thread that takes messages writes other positions without the lock.
+            self.positions.update(begins)
+            state.fetch_from.update(begins)
+            readers = dict(self._readers)
+            for shard in sorted(set(map(shard_of, begins))):
+                queues = [queue_id for queue_id in begins if shard_of(queue_id) == shard]
+                self._shards.update(dict.fromkeys(queues, shard))
+                if shard in readers:
+                    readers[shard].queues += queues
+                    readers[shard].restart()
+                else:
+                    readers[shard] = ShardReader(
+                        self._routes, shard, queues, state, self._clock, read_from=self._read_from
+                    )
+            self._readers = readers
+            state.notify()
+
+    def revoke(self, queues: Iterable[int]) -> dict[int, int]:
+        """Read some queues no longer, and forget what was read ahead of them.
+
+        Returns: queue_id -> offset after the last message that was taken. Raises: Rejected, and all stay.
+        """
+        state = self.state
+        with state.changed:
+            shards = {queue_id: self.shard_of(queue_id) for queue_id in queues}
+            self._give_back()
+            left: dict[int, int] = {}
+            for queue_id, shard in shards.items():
+                self._forget(queue_id, shard)
+                state.fetch_from.pop(queue_id, None)
+                state.chosen.discard(queue_id)
+                self._readers[shard].queues.remove(queue_id)
+                del self._shards[queue_id]
+                left[queue_id] = self.positions.pop(queue_id)
+            for shard in set(shards.values()):
+                # What it asks for now may wait for these queues alone.
+                self._readers[shard].restart()
+            state.notify()
+        return left
+
+    def seek(self, queue_id: int, offset: int, *, is_chosen: bool) -> None:
+        """Go on at another offset. Args: `is_chosen`: by the caller; no shard has said that the queue holds it."""
+        state = self.state
+        with state.changed:
+            shard = self.shard_of(queue_id)
+            self._give_back()
+            self._forget(queue_id, shard)
+            if is_chosen:
+                state.chosen.add(queue_id)
+            state.fetch_from[queue_id] = offset
+            self.positions[queue_id] = offset
+            self._readers[shard].restart()
+            state.notify()
+
+    def _forget(self, queue_id: int, shard: int) -> None:
+        """Drop what was read ahead of a queue, and its failure. Needs the lock."""
+        state = self.state
+        kept = deque(fetched for fetched in state.unread if fetched.queue_id != queue_id)
+        state.ahead[shard] = sum(fetched.shard == shard for fetched in kept)
+        state.unread = kept
+        state.queue_errors.pop(queue_id, None)
+        state.behind_since_ms.pop(queue_id, None)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def take(
+        self,
+        taken: list[FetchedRecords],
+        max_records: int,
+        timeout_s: float | None,
+        *,
+        ready_only: bool = False,
+    ) -> FetchedRecords | None:
+        """Take the next records of one queue and move its position after them. None: there are none in time.
+
+        Args: `taken`: a list to which they are added. An interrupt may prevent the return. `ready_only`: do not wait,
+        and raise no failure of a shard.
+        Raises: Rejected once it is closed; the failure of a queue or a shard.
+        """
+        state = self.state
+        with state.changed:
+            self.check_open()
+            self._give_back()
+            if not ready_only:
+                state.changed.wait_for(
+                    lambda: (
+                        self._has_unread()
+                        or state.queue_errors
+                        or state.fatal_error
+                        or state.closed
+                    ),
+                    timeout_s,
+                )
+                self.check_open()
+                self._raise_failure()
+
+            if not self._has_unread():
+                return None
+            fetched, rest = state.unread[0], None
+            if len(fetched.records) > max_records:
+                after = fetched.records.slice(max_records)
+                middle = int(queue_offsets(after.slice(0, 1))[0])
+                rest = fetched._replace(first_offset=middle, records=after)
+                records = fetched.records.slice(0, max_records)
+                fetched = fetched._replace(next_offset=middle, records=records)
+
+            # Without a call: a signal handler, such as that of Ctrl-C, runs after calls.
+            if rest is not None:
+                state.unread[0] = rest
+            else:
+                del state.unread[0]
+                state.ahead[fetched.shard] -= 1
+            self.positions[fetched.queue_id] = fetched.next_offset
+            taken += (fetched,)
+            if rest is not None and self._is_only(rest):
+                # Queues take turns: a busy one does not keep the messages of others back.
+                state.unread.rotate(-1)
+
+            if not state.ahead[fetched.shard]:
+                state.notify()
+            return fetched
+
+    def put_back(self, taken: list[FetchedRecords]) -> None:
+        """Undo calls of `take`."""
+        state = self.state
+        with state.changed:
+            for fetched in reversed(taken):
+                state.unread.appendleft(fetched)
+                state.ahead[fetched.shard] += 1
+                self.positions[fetched.queue_id] = fetched.first_offset
+
+    def next_message(self, max_records: int, timeout_s: float | None) -> ReceivedMessage | None:
+        """Take one message. Any other call gives the rest of those that were taken with it back first.
+
+        Args: `max_records`: that are taken together. Raises: as `take`.
+        """
+        if not self._iterating and not self._begin_iterating(max_records, timeout_s):
+            return None
+        self.check_open()
+        message = self._iterating[0]
+        self.positions[message.queue_id] = message.offset + 1
+        # Without a call: an interrupt after it would lose the message.
+        del self._iterating[0]
+        return message
+
+    def _begin_iterating(self, max_records: int, timeout_s: float | None) -> bool:
+        """Take the next messages for iteration. Returns: whether there are any."""
+        taken: list[FetchedRecords] = []
+        try:
+            fetched = self.take(taken, max_records, timeout_s)
+            if fetched is None:
+                return False
+            messages = deque(received_messages(fetched.shard, fetched.records))
+            # Only returned messages count.
+            self.positions[fetched.queue_id] = fetched.first_offset
+            self._iterating_fetched, self._iterating = fetched, messages
+            return True
+        except BaseException:
+            self.put_back(taken)
+            raise
+
+    def _give_back(self) -> None:
+        """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""
+        if not self._iterating:
+            return
+        state, fetched = self.state, self._iterating_fetched
+        offset = self._iterating[0].offset
+        rest = fetched.records.slice(len(fetched.records) - len(self._iterating))
+        self._iterating.clear()
+        state.unread.appendleft(fetched._replace(first_offset=offset, records=rest))
+        state.ahead[fetched.shard] += 1
+
+    def _has_unread(self) -> bool:
+        """Whether there are messages to take. Positions move after what was looked at in vain. Needs the lock."""
+        state = self.state
+        while state.unread and not len(state.unread[0].records):
+            looked = state.unread[0]
+            # Without a call, as in `take`.
+            self.positions[looked.queue_id] = looked.next_offset
+            del state.unread[0]
+            state.ahead[looked.shard] -= 1
+            if not state.ahead[looked.shard]:
+                state.notify()
+        return bool(state.unread)
+
+    def _is_only(self, fetched: FetchedRecords) -> bool:
+        """Whether these are all that is unread of their queue. Needs the lock."""
+        queue_id = fetched.queue_id
+        return sum(each.queue_id == queue_id for each in self.state.unread) == 1
+
+    def _raise_failure(self) -> None:
+        """Raise the failure that this read must report, if there is one. Needs the lock."""
+        state = self.state
+        if state.fatal_error is not None:
+            raise state.fatal_error
+
+        for queue_id in sorted(state.queue_errors):
+            # Records fetched before the failure come first.
+            if not any(fetched.queue_id == queue_id for fetched in state.unread):
+                raise state.queue_errors[queue_id]
+
+        now_ms = self._clock.monotonic_ms()
+        for shard, (since_ms, error) in state.down.items():
+            away_ms = now_ms - since_ms
+            # Messages of other shards must not hide it: a busy topic always has some.
+            if away_ms >= self._unavailable_timeout_ms and not state.ahead[shard]:
+                message = f"shard {shard} has been unreachable for {away_ms} ms: {error}"
+                raise Unavailable(message, shard=shard)
+
+    # --- end --------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises: Rejected once it is closed."""
+        if self.state.closed:
+            raise Rejected(
+                "the consumer is closed; make another one", field="consumer", limit="open"
+            )
+
+    def end(self) -> None:
+        """Let the readers end, without waiting for them."""
+        with self.state.changed:
+            self.state.closed = True
+            for reader in self._readers.values():
+                reader.restart()
+            self.state.notify()
+
+    def join(self) -> None:
+        """Wait for the readers, after `end`."""
+        for reader in self._readers.values():
+            reader.join()
