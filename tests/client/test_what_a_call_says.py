@@ -14,6 +14,7 @@ import pytest
 from raymq.actors.leader import put_acks
 from raymq.client.produce import async_producer, send_window
 from raymq.client.produce import producer as producer_module
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.base.running_flags import DISK_FULL
 from tests.support.confirming import confirm_only
@@ -49,6 +50,18 @@ def mirror_without_follower(
         assert shard.host.store.create_topic("t", 2, [0]) is not None
         sync_all(shard)
         yield shard
+
+
+class LeapingClock(Clock):
+    """Monotonic time that a test sets ahead."""
+
+    ahead_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.ahead_ms
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_ms / 1000
 
 
 def pause() -> None:
@@ -90,8 +103,12 @@ def test_without_its_follower_a_quorum_send_fails_with_the_last_status_of_the_sh
 ) -> None:
     with mirror_without_follower.cluster.producer(acks="leader") as producer:
         assert producer.send("t", b"alone", queue_id=0).result(30).offset == 0
-    with mirror_without_follower.cluster.producer(delivery_timeout_ms=1_500) as producer:
+    clock = LeapingClock()
+    with mirror_without_follower.cluster.producer(clock=clock) as producer:
         sent = producer.send("t", b"x", queue_id=1)
+        # However long the first answer takes.
+        until(lambda: any("FLUSH_SLAVE_TIMEOUT" in each for each in caplog.messages), pause)
+        clock.ahead_ms = 600_000
         with pytest.raises(DeliveryUnknown) as unknown:
             sent.result(60)
     assert unknown.value.status == "FLUSH_SLAVE_TIMEOUT"
