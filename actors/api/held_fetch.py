@@ -60,17 +60,18 @@ class HeldFetch:
         self._backend = backend
         self._progress = FetchProgress(request)
         self._clock = clock
-        self._notify = notify
         self._deadline_ms = clock.monotonic_ms() + request.wait_ms
         self._look_again_ms = self._deadline_ms
-        self._release: Callable[[], None] | None = None
+        # Before the first look, which finds what came earlier: to look twice would cost more.
+        self._release: Callable[[], None] = lambda: None
+        if request.wait_ms > 0:
+            self._release = backend.hold(request.topic, request.offsets, notify)
 
     def __enter__(self) -> HeldFetch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._release is not None:
-            self._release()
+        self._release()
 
     def poll(self) -> list[FetchSlice] | None:
         """Look for messages. Returns: the answer; None: look again after `notify` or `left_ms`. Raises: RayMQError."""
@@ -82,14 +83,10 @@ class HeldFetch:
             if found:
                 # A filter looks at a part of a queue at a time.
                 continue
-            if self._release is not None:
-                self._look_again_ms = self._deadline_ms
-                if self._progress.request.seen_epoch is not None:
-                    self._look_again_ms = min(self._deadline_ms, now_ms + LOOK_AGAIN_MS)
-                return None
-            # What came before this is found by one more look.
-            request = self._progress.request
-            self._release = self._backend.hold(request.topic, request.offsets, self._notify)
+            self._look_again_ms = self._deadline_ms
+            if self._progress.request.seen_epoch is not None:
+                self._look_again_ms = min(self._deadline_ms, now_ms + LOOK_AGAIN_MS)
+            return None
 
     def left_ms(self) -> int:
         """How long `notify` may be awaited."""

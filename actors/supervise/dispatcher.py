@@ -193,7 +193,10 @@ class Dispatcher:
         confirmed = self._store.log.confirmed
         # Checked before the queues are read: a dispatch between the two is not missed.
         dispatch_lags = self._store.dispatched < max(confirmed, self._expected_end)
-        may_hold = request.wait_ms > 0 or self._awaits_dispatch(request, confirmed)
+        awaits_dispatch = self._awaits_dispatch(request, confirmed)
+        may_hold = request.wait_ms > 0 or awaits_dispatch
+        if awaits_dispatch:
+            self._dispatch_for_read()
         found = self._read(request)
         if dispatch_lags and any(isinstance(each.error, OffsetOutOfRange) for each in found):
             # The range in the error must end after every acknowledged message.

@@ -55,20 +55,20 @@ def begin(shard: Answers, clock: ManualClock, asked: FetchRequest = ASKED) -> He
     return HeldFetch(backend, asked, clock, lambda: None)
 
 
-def test_what_is_there_is_given_without_holding_anything() -> None:
+def test_it_is_held_before_the_first_look_so_that_no_message_comes_between() -> None:
     shard = Answers([part(0, 5, 8, records=3)])
     with begin(shard, ManualClock()) as held:
         assert held.poll() == [part(0, 5, 8, records=3)]
-    assert shard.was_held == [False]
-
-
-def test_a_message_that_came_before_the_hold_is_found_by_one_more_look() -> None:
-    shard = Answers([], [part(1, 7, 8, records=1)])
-    with begin(shard, ManualClock()) as held:
-        assert held.poll() == [part(1, 7, 8, records=1)]
         assert shard.held
-    assert shard.was_held == [False, True]
+    assert shard.was_held == [True]
     assert not shard.held
+
+
+def test_a_fetch_that_may_not_wait_holds_nothing() -> None:
+    shard = Answers()
+    with begin(shard, ManualClock(), ASKED._replace(wait_ms=0)) as held:
+        assert held.poll() == []
+    assert shard.was_held == [False]
 
 
 def test_it_looks_again_only_when_it_is_asked_and_ends_at_its_time() -> None:
@@ -82,7 +82,7 @@ def test_it_looks_again_only_when_it_is_asked_and_ends_at_its_time() -> None:
         clock.advance(1)
         assert held.left_ms() == 0
         assert held.poll() == []
-    assert len(shard.offsets) == 4
+    assert len(shard.offsets) == 3
 
 
 def test_a_reader_of_any_replica_looks_again_from_time_to_time() -> None:
@@ -96,10 +96,10 @@ def test_a_reader_of_any_replica_looks_again_from_time_to_time() -> None:
 
 
 def test_it_goes_on_after_what_was_looked_at_in_vain_and_says_so_in_the_end() -> None:
-    shard, clock = Answers([part(0, 5, 6)], [part(0, 6, 9)], [], []), ManualClock()
+    shard, clock = Answers([part(0, 5, 6)], [part(0, 6, 9)], []), ManualClock()
     with begin(shard, clock) as held:
         assert held.poll() is None
-        assert [looked[0] for looked in shard.offsets] == [5, 6, 9, 9]
+        assert [looked[0] for looked in shard.offsets] == [5, 6, 9]
         shard.answers.append([part(1, 7, 8, records=1)])
         answer = held.poll()
     assert answer == [part(0, 5, 9), part(1, 7, 8, records=1)]
@@ -111,8 +111,8 @@ def test_a_slow_look_ends_the_fetch_once_its_time_is_up() -> None:
     # The dispatch lags: a look takes seconds, however short its wait.
     shard.after = lambda: clock.advance(5_000)
     with begin(shard, clock) as held:
+        assert held.poll() is None
         assert held.poll() == []
-    assert len(shard.offsets) == 2
 
 
 def test_the_refusal_of_a_replica_with_another_role_ends_the_hold() -> None:
