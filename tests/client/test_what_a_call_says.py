@@ -14,6 +14,7 @@ import pytest
 from raymq.actors.leader import put_acks
 from raymq.client.produce import async_producer, send_window
 from raymq.client.produce import producer as producer_module
+from raymq.client.produce.producer import Producer
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
 from raymq.store.base.running_flags import DISK_FULL
@@ -104,7 +105,7 @@ def test_without_its_follower_a_quorum_send_fails_with_the_last_status_of_the_sh
     with mirror_without_follower.cluster.producer(acks="leader") as producer:
         assert producer.send("t", b"alone", queue_id=0).result(30).offset == 0
     clock = LeapingClock()
-    with mirror_without_follower.cluster.producer(clock=clock) as producer:
+    with Producer(mirror_without_follower.cluster, clock=clock) as producer:
         sent = producer.send("t", b"x", queue_id=1)
         # However long the first answer takes.
         until(lambda: any("FLUSH_SLAVE_TIMEOUT" in each for each in caplog.messages), pause)
