@@ -42,7 +42,7 @@ from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
 from raymq.replication.quorum import can_fail_over, can_spare
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.errors import Corrupt, NotServing, RayMQError, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 
@@ -123,6 +123,7 @@ class CommitLogActor:
         self._methods: RayMethods | None = None
         self._endpoint: str | None = None
         self._error: str | None = None
+        self._is_damaged = False
         #: its damaged store was moved aside
         self._has_begun_again = False
         #: its damaged store may be moved aside, once the other replicas can spare it
@@ -155,6 +156,7 @@ class CommitLogActor:
                 # Any error, not only RayMQError: the actor must stay up to report it.
                 self._may_begin_again = self._is_mendable(error)
                 self._error = f"{type(error).__name__}: {error}"
+                self._is_damaged = isinstance(error, Corrupt)
                 logger.warning("replica %s: %s", self._spec["data_dir"], self._error)
                 if self._begin_again(error):
                     continue
@@ -329,8 +331,8 @@ class CommitLogActor:
         """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch, pid, missing_roles}.
 
         `missing_roles`: the roles of satellites of which none works yet. While it serves, also `is_complete` and
-        `confirmed`. While it starts, also whether it `may_begin_again`, because the others have what its damaged store
-        lacks.
+        `confirmed`. While it starts, also whether its store `is_damaged`, and whether it `may_begin_again`, because the
+        others have what its damaged store lacks.
         """
         host = self._host
         if host is None:
@@ -338,6 +340,7 @@ class CommitLogActor:
                 "state": "STARTING",
                 "endpoint": None,
                 "error": self._error,
+                "is_damaged": self._is_damaged,
                 "may_begin_again": self._may_begin_again,
                 "mode": None,
                 "epoch": 0,
@@ -423,7 +426,7 @@ class CommitLogActor:
 def _serving(actor: CommitLogActor) -> RayMethods:
     """The actor's RayMethods. Not one of its methods, because Ray wraps those. Raises: Unavailable while it starts."""
     if actor._methods is None:
-        raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
+        raise NotServing(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
     return actor._methods
 
 

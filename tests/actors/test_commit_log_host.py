@@ -27,6 +27,7 @@ from raymq.store.base.errors import (
     DeliveryUnknown,
     Fenced,
     Rejected,
+    SequenceGap,
     StorageFull,
     Unavailable,
 )
@@ -174,7 +175,7 @@ def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
     old = host.put(request([b"b"], producer_id=7, epoch=0, sequence=2))
 
     assert good.wait(30).first_offset == 0
-    with pytest.raises(Rejected) as refusal:
+    with pytest.raises(SequenceGap, match="the rows between are missing") as refusal:
         gap.wait(30)
     assert refusal.value.fields["field"] == "sequence"
     assert newer.wait(30).first_offset == 1

@@ -48,6 +48,7 @@ from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy import ray_client
 from raymq.store.base.errors import (
+    AnotherShard,
     DeliveryUnknown,
     OffsetOutOfRange,
     RayMQError,
@@ -481,7 +482,7 @@ def test_a_stream_that_is_aborted_wakes_its_receiver(handle: Handle, backend: Fa
 
 
 def test_another_cluster_of_the_same_name_refuses(handle: Handle) -> None:
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(AnotherShard) as caught:
         put_stream(handle, "f" * 32).opened()
     assert caught.value.field == "cluster_id"
     with pytest.raises(Rejected):
@@ -669,7 +670,7 @@ def test_operations_answer_or_raise_what_the_shard_raised(backend: FakeBackend) 
     with pytest.raises(Rejected) as caught:
         methods.call(CLUSTER_ID, "queue_ranges", {})
     assert caught.value.field == "args"
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(AnotherShard) as caught:
         methods.call("f" * 32, "topics", {})
     assert caught.value.field == "cluster_id"
 
