@@ -148,10 +148,12 @@ _CASES = {case.__name__: case for kind in _KIND_CLASSES[1:] for case in kind.__s
 
 def to_wire(error: RayMQError) -> dict[str, Any]:
     """The error as a JSON-able dict: kind, message, fields, and case if it is one."""
-    kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in _KINDS)
+    # Ray raises an error again as a class of its own, which is a subclass.
+    names = [each.__name__ for each in type(error).__mro__]
+    kind = next(name for name in names if name in _KINDS)
+    case = next((name for name in names if name in _CASES), None)
     wire = {"kind": kind, "message": error.message, "fields": error.fields}
-    case = type(error).__name__
-    return {**wire, "case": case} if case in _CASES else wire
+    return wire if case is None else {**wire, "case": case}
 
 
 def from_wire(wire: dict[str, Any]) -> RayMQError:

@@ -749,7 +749,7 @@ def test_puts_of_many_threads_meet_a_change_of_the_leader_and_each_is_answered(
                 ticket.wait(10)
                 answers.append("stored")
             except RayMQError as error:
-                answers.append(type(error).__name__)
+                answers.append(to_wire(error)["kind"])
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:

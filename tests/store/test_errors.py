@@ -10,6 +10,7 @@ import pytest
 from raymq.store.base import errors
 from raymq.store.base.errors import (
     DeliveryUnknown,
+    NotLeading,
     OffsetOutOfRange,
     RayMQError,
     Unavailable,
@@ -77,6 +78,13 @@ def test_a_subclass_that_does_not_travel_arrives_as_the_error_of_its_kind() -> N
 
     assert to_wire(Local("x")) == to_wire(Unavailable("x"))
     assert type(pickle.loads(pickle.dumps(Local("x")))) is Unavailable
+
+
+def test_a_subclass_of_a_case_arrives_as_the_case() -> None:
+    # As Ray makes them of errors that it raises again.
+    again = type("RayTaskError(NotLeading)", (NotLeading,), {})
+    found = from_wire(to_wire(again("x", endpoint="a")))
+    assert (type(found), found.endpoint) == (NotLeading, "a")
 
 
 def test_a_kind_from_a_newer_version_becomes_the_root_error() -> None:
