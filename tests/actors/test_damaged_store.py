@@ -389,7 +389,9 @@ def test_a_replica_says_whether_it_may_begin_again(
     error: Exception,
     expected: bool,
 ) -> None:
-    assert fail_to_open(starting, monkeypatch, error)["may_begin_again"] is expected
+    found = fail_to_open(starting, monkeypatch, error)
+    assert found["may_begin_again"] is expected
+    assert found["is_damaged"] is isinstance(error, Corrupt)
 
 
 def test_a_replica_that_an_older_damaged_store_keeps_from_beginning_again_says_so(
