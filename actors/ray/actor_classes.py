@@ -42,11 +42,11 @@ from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
 from raymq.replication.quorum import can_fail_over, can_spare
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, NotServing, RayMQError, Unavailable
+from raymq.store.base.errors import Corrupt, NotServing, RayMQError, StoreDamaged, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 
-from .damaged_store import begin_again, is_damage
+from .damaged_store import begin_again
 from .peer_calls import EndpointQuestions, NotedCalls
 from .process_setup import keep_freed_memory, keep_pandas_out
 from .replica_files import (
@@ -189,7 +189,8 @@ class CommitLogActor:
         """Whether the other replicas have what a damaged store lacks, so that this one may begin again."""
         voters = self._spec["voters"]
         is_counted = can_fail_over(len(voters)) and self._spec["replica"] in voters
-        return is_counted and isinstance(error, Corrupt) and is_damage(error)
+        # Other causes are mistakes, and a copy mends none.
+        return is_counted and isinstance(error, StoreDamaged)
 
     def _ask_others(self) -> list[tuple[bool, bool]]:
         """Of each other voter that answers: whether it leads, and whether it is complete."""

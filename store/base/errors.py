@@ -135,6 +135,14 @@ class TopicWithOtherQueues(Rejected):
     """The topic exists with another number of queues. Fields: queues."""
 
 
+class StoreDamaged(Corrupt):
+    """The store cannot be opened: bytes changed, are gone, or cannot be trusted. A copy of another replica mends it."""
+
+
+class Unreadable(Corrupt):
+    """Stored bytes cannot be read, or their file ends before them. Fields: offset of the first one."""
+
+
 class ChainDamaged(Corrupt):
     """Bytes differ from the checksum of the chain unit that they came with."""
 

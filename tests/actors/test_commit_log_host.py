@@ -29,6 +29,7 @@ from raymq.store.base.errors import (
     Rejected,
     SequenceGap,
     StorageFull,
+    StoreDamaged,
     Unavailable,
 )
 from raymq.store.base.files import Files
@@ -233,7 +234,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
     assert host.status()["state"] == "READ_ONLY"
 
     shard.close()
-    with pytest.raises(Corrupt) as refusal:
+    with pytest.raises(StoreDamaged) as refusal:
         shard.open()
     assert refusal.value.rule == "poisoned"
 
