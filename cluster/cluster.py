@@ -7,7 +7,6 @@ from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import raymq
-from raymq.actors.protocol.tls import is_refused_certificate
 from raymq.client.arguments import plain_int, takes_options_of
 from raymq.client.consume.consumer_config import ConsumerConfig, ConsumerOptions
 from raymq.client.handle import STATUS_TIMEOUT_S, ClusterHandle, shards_of
@@ -16,7 +15,7 @@ from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.ask import may_lead_no_more, moved
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, UntrustedServer
 from raymq.store.base.files import Files
 
 from .record.paths import ClusterPaths
@@ -127,7 +126,7 @@ class Cluster(ClusterHandle):
             return answer.get("mode") == "follower"
         if not can_fail_over(self.replicas):
             return moved(answer)
-        return may_lead_no_more(answer) or is_refused_certificate(answer)
+        return may_lead_no_more(answer) or isinstance(answer, UntrustedServer)
 
     def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
         """The status of each shard, or its error."""

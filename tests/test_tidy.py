@@ -326,6 +326,56 @@ def test_put_statuses_are_spelt_in_status_alone():
     assert not found, f"write PutStatus.X.value: {found}"
 
 
+#: the facts of an error that are for people: their words may change
+WORDS = {"field", "limit", "found"}
+
+
+def read_words(node: ast.AST) -> str | None:
+    """The fact for people that a node reads from an error, or compares; None: none."""
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="fields"), slice=ast.Constant(value=word)):
+            return word if word in WORDS and isinstance(node.ctx, ast.Load) else None
+        case ast.Call(
+            func=ast.Attribute(value=ast.Attribute(attr="fields"), attr="get"),
+            args=[ast.Constant(value=word), *_],
+        ):
+            return word if word in WORDS else None
+        case ast.Compare():
+            for side in (node.left, *node.comparators):
+                for each in ast.walk(side):
+                    match each:
+                        case ast.Attribute(value=ast.Name(id=name), attr=word) if word in WORDS:
+                            if word == "field" or name == "error":
+                                return word
+    return None
+
+
+def test_no_decision_reads_the_words_of_an_error():
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            word = read_words(node)
+            assert word is None, f"{path}:{getattr(node, 'lineno', 0)}: make a class of this error"
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ('error.fields["field"] == "leader"', "field"),
+        ('error.fields.get("field") in NAMES', "field"),
+        ('named = error.fields.get("limit", None)', "limit"),
+        ('error.field != "queues"', "field"),
+        ("type(error.limit) is not list", "limit"),
+        ("error.fields['offset'] > 3", None),
+        ("left.limit < right", None),
+        ("Rejected(text, field=name, limit=error.limit)", None),
+        ("error.fields['field'] = name", None),
+    ],
+)
+def test_the_ban_on_reading_words_sees_what_it_is_for(source, word):
+    found = {read_words(node) for node in ast.walk(ast.parse(source))} - {None}
+    assert found == ({word} if word else set())
+
+
 def test_replication_knows_no_clock_disk_network_or_thread():
     found = [
         f"{path}:{node.lineno}: {name}"

@@ -8,9 +8,9 @@ leader can know for certain, such as an offset that was deleted here. A refusal 
 from __future__ import annotations
 
 from raymq.actors.supervise.replica_parts import ReplicaParts
-from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.errors import RayMQError, ReplicaBehind, Unavailable
 from raymq.store.base.status import PutStatus
-from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest, FetchSlice
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .heard_ends import LAG_MS_MAX, HeardEnds
 
@@ -19,8 +19,7 @@ WAIT_MS_MAX = 500
 
 #: how long a reader may wait for the dispatch of what is confirmed
 DISPATCH_WAIT_MS = 200
-#: `field` of the Unavailable of a replica that serves no reads, or not these
-ELSEWHERE = "replica"
+_STATUS = PutStatus.SERVICE_NOT_AVAILABLE.value
 
 
 class FollowerReads:
@@ -39,8 +38,8 @@ class FollowerReads:
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """See `Dispatcher.fetch`: waits for WAIT_MS_MAX at most, and the answers have no errors.
 
-        Raises: Unavailable with `field` "confirmed" while this replica is behind what the reader has seen; with
-        "replica" when it cannot answer for another reason.
+        Raises: ReplicaBehind while this replica is behind what the reader has seen; Unavailable when it cannot answer
+        for another reason.
         """
         self._check_sound()
         try:
@@ -57,7 +56,7 @@ class FollowerReads:
         found = self._dispatcher.fetch(request._replace(wait_ms=wait_ms))
         for part in found:
             if part.error is not None:
-                raise _refusal(str(part.error), ELSEWHERE)
+                raise _refusal(str(part.error))
         if not found:
             # The wait may have been long: an answer without messages must be true at its end.
             self._epoch()
@@ -67,9 +66,7 @@ class FollowerReads:
         """Check that this replica is as far as the reader. Returns: the epoch of its answers. Raises: Unavailable."""
         epoch = self._epoch()
         if epoch < (request.seen_epoch or 0):
-            raise _refusal(
-                f"it has heard of epoch {epoch} only", REPLICA_BEHIND, request.seen_epoch, epoch
-            )
+            raise _behind(f"it has heard of epoch {epoch} only", request.seen_epoch, epoch)
         for queue_id, offset in request.offsets.items():
             self._check_offset(request.topic, queue_id, offset)
         return epoch
@@ -79,19 +76,17 @@ class FollowerReads:
         log = self._log
         self._serving.check()
         if not self._elections.is_complete:
-            raise _refusal("it is not complete: it may have lost confirmed messages", ELSEWHERE)
+            raise _refusal("it is not complete: it may have lost confirmed messages")
         if log.poisoned is not None:
-            raise _refusal(log.poisoned, ELSEWHERE)
+            raise _refusal(log.poisoned)
         if self._scrub.faults or self._store.damage:
-            raise _refusal("its copy is damaged; see its status", ELSEWHERE)
+            raise _refusal("its copy is damaged; see its status")
 
     def _epoch(self) -> int:
         """The epoch of the leader whose confirmed messages are in the queues here. Raises: Unavailable if they lag."""
         epoch = self._heard.epoch_of(self._store.dispatched, self._clock.monotonic_ms())
         if epoch is None:
-            raise _refusal(
-                f"it lacks what its leader confirmed {LAG_MS_MAX} ms ago, or hears none", ELSEWHERE
-            )
+            raise _refusal(f"it lacks what its leader confirmed {LAG_MS_MAX} ms ago, or hears none")
         return epoch
 
     def _check_offset(self, topic: str, queue_id: int, offset: int) -> None:
@@ -99,28 +94,28 @@ class FollowerReads:
         store = self._store
         info = store.state.topics.get(topic)
         if info is None or not 0 <= queue_id < info.queues:
-            raise _refusal(f"it does not know queue {queue_id} of topic {topic!r}", ELSEWHERE)
+            raise _refusal(f"it does not know queue {queue_id} of topic {topic!r}")
         try:
             low, high = store.queue_range(topic, queue_id)
         except (OSError, RayMQError) as error:
-            raise _refusal(str(error), ELSEWHERE) from error
+            raise _refusal(str(error)) from error
         # A replica that was replaced has no file for a queue whose messages were all deleted.
         is_empty = low == high and offset == store.state.next_offsets.get((topic, queue_id))
         if is_empty:
             return
         if offset > high:
-            raise _refusal(f"queue {queue_id} ends at {high} here", REPLICA_BEHIND, offset, high)
+            raise _behind(f"queue {queue_id} ends at {high} here", offset, high)
         if offset < low:
-            raise _refusal(f"queue {queue_id} begins at {low} here", ELSEWHERE, offset, low)
+            raise _refusal(f"queue {queue_id} begins at {low} here", offset, low)
 
 
-def _refusal(
-    why: str, field: str, limit: int | None = None, found: int | None = None
-) -> Unavailable:
-    return Unavailable(
-        f"this follower does not serve the read: {why}; another replica may",
-        field=field,
-        limit=limit,
-        found=found,
-        status=PutStatus.SERVICE_NOT_AVAILABLE.value,
-    )
+def _refusal(why: str, limit: int | None = None, found: int | None = None) -> Unavailable:
+    return Unavailable(_text(why), field="replica", limit=limit, found=found, status=_STATUS)
+
+
+def _behind(why: str, limit: int | None, found: int) -> ReplicaBehind:
+    return ReplicaBehind(_text(why), field="confirmed", limit=limit, found=found, status=_STATUS)
+
+
+def _text(why: str) -> str:
+    return f"this follower does not serve the read: {why}; another replica may"

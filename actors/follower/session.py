@@ -13,7 +13,7 @@ from raymq.actors.api.shard_api import Frames, SendFrame
 from raymq.actors.supervise.elections import Elections
 from raymq.replication import log_receiver, wire
 from raymq.replication.election_events import CopyLog, LeaderHeard, LeaderLost
-from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import ChainDamaged, RayMQError, Rejected, Unavailable
 from raymq.store.log.chain import ChainUnit
 
 #: how often the acknowledging thread checks whether its stream has ended
@@ -206,8 +206,8 @@ class FollowerSession:
                     self._change(effect, data)
         except (RayMQError, OSError) as error:
             # Units that could not be stored are not acknowledged. The leader connects again and asks.
-            damaged = isinstance(error, Corrupt) and error.fields.get("rule") == "chain crc"
-            reason = wire.Reason.DAMAGED if damaged else wire.Reason.UNAVAILABLE
+            is_damaged = isinstance(error, ChainDamaged)
+            reason = wire.Reason.DAMAGED if is_damaged else wire.Reason.UNAVAILABLE
             return [wire.Refusal(reason, self._machine.highest_epoch, str(error))], False
 
         return replies, acknowledges

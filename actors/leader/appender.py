@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
-from raymq.store.base.errors import Bug, RayMQError, Unavailable
+from raymq.store.base.errors import Bug, NotServing, RayMQError
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Acks
 from raymq.store.put.small_unit import CheckedPut
@@ -217,7 +217,7 @@ class Appender:
 
             entry.taken = True
             entry.ticket.finish(
-                Unavailable(
+                NotServing(
                     "the shard stopped writing before this put; nothing of it is stored",
                     field="shard",
                     status=PutStatus.SERVICE_NOT_AVAILABLE.value,

@@ -22,6 +22,7 @@ from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
+    NotServing,
     OffsetOutOfRange,
     RayMQError,
     StorageFull,
@@ -286,7 +287,7 @@ class Leader(ReplicaRole):
     def _for_producer(self, error: RayMQError) -> RayMQError:
         """The refusal that a producer gets. With a follower that soon leads in place of a full disk, it tries again."""
         if isinstance(error, StorageFull) and self._elections.has_successor:
-            return Unavailable(
+            return NotServing(
                 "the disk of the leader is full, and another replica takes over; nothing was stored",
                 field="leader",
             )
@@ -409,7 +410,7 @@ class Leader(ReplicaRole):
             return
         if led is None or self._is_deposed():
             raise not_leading(self.parts.election_loop)
-        raise Unavailable(
+        raise NotServing(
             f"too few replicas have said within {CHECK_WAIT_MS} ms that this one leads the shard; ask again",
             field="leader",
             status=PutStatus.SERVICE_NOT_AVAILABLE.value,

@@ -22,8 +22,18 @@ grpc_polling     lets the thread that waits for a message read the socket itself
 
 Every Flight call carries the header `authorization: Bearer <token>`. Streams and actions name the cluster and the shard
 that they expect ("cluster_id", "shard"), and another one refuses them. An error travels as {"kind", "message",
-"fields"}, see store/base/errors.py `to_wire`. A replica that does not lead refuses streams and operations with
-Unavailable: field "leader", limit the leader's endpoint, epoch.
+"fields"} and, if it has one, "case": see store/base/errors.py `to_wire`. The kind, such as Unavailable, says what the
+caller may do. The case names a subclass of the kind, by which the receiver chooses its next step: a receiver that does
+not know it goes by the kind.
+
+    case                        kind                            the receiver
+    NotLeading                  Unavailable                     asks the replica at `endpoint`, if its `epoch` is newer
+    NotServing                  Unavailable                     looks for the leader
+    ReplicaBehind               Unavailable                     asks again a little later
+    AnotherShard                Rejected                        looks the address up again
+    SequenceGap                 Rejected                        sends the rows that are missing before
+    TopicOnOtherShards          Rejected                        asks again with these `shards`
+    TopicWithOtherQueues        Rejected                        adds queues to a retry topic
 
 Operations take JSON arguments and return a JSON object. Over Flight the action's type is the operation. Its body is
 {"cluster_id", "shard", "args"}, its result {"result"} or {"error"}. An argument that is malformed, missing or unknown

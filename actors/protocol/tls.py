@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable, UntrustedServer
 from raymq.store.base.files import Files
 
 USE_TLS = "RAY_USE_TLS"
@@ -158,7 +158,7 @@ def failure(words: str, endpoint: str) -> RayMQError:
     """
     if endpoint.startswith(TLS_PREFIX):
         if "certificate has expired" in words or "certificate is not yet valid" in words:
-            return Rejected(
+            return UntrustedServer(
                 f"{endpoint}: the shard's certificate, or its authority's, is expired or not yet valid "
                 f"({words.rpartition(': ')[2]}): renew it where {SERVER_CERT} names it and start "
                 "the shard again, or set the clock of this machine",
@@ -166,7 +166,7 @@ def failure(words: str, endpoint: str) -> RayMQError:
             )
 
         if "certificate verify failed" in words:
-            return Rejected(
+            return UntrustedServer(
                 f"{endpoint}: the shard's certificate was not signed by an authority that this "
                 f"process trusts ({words.rpartition(': ')[2]}): give the right one with ca=... or "
                 f"{CA_CERT}",
@@ -174,7 +174,7 @@ def failure(words: str, endpoint: str) -> RayMQError:
             )
 
         if "is not in peer certificate" in words:
-            return Rejected(
+            return UntrustedServer(
                 f"{endpoint}: the shard's certificate is for another address: make one whose "
                 "subjectAltName has this address (IP:... for a number)",
                 field=SERVER_CERT,
@@ -188,11 +188,6 @@ def failure(words: str, endpoint: str) -> RayMQError:
     if "Connection refused" in words:
         words = "nothing listens there: `raymq start` on the cluster's directory starts it again"
     return Unavailable(f"{endpoint}: {words}", endpoint=endpoint)
-
-
-def is_refused_certificate(error: RayMQError) -> bool:
-    """Whether a server's certificate was not accepted, as `failure` says. That of another replica may be."""
-    return isinstance(error, Rejected) and error.fields.get("field") in ("ca", SERVER_CERT)
 
 
 def _path(environment: Mapping[str, str], name: str) -> str:

@@ -42,11 +42,11 @@ from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
 from raymq.replication.quorum import can_fail_over, can_spare
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.errors import Corrupt, NotServing, RayMQError, StoreDamaged, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 
-from .damaged_store import begin_again, is_damage
+from .damaged_store import begin_again
 from .peer_calls import EndpointQuestions, NotedCalls
 from .process_setup import keep_freed_memory, keep_pandas_out
 from .replica_files import (
@@ -123,6 +123,7 @@ class CommitLogActor:
         self._methods: RayMethods | None = None
         self._endpoint: str | None = None
         self._error: str | None = None
+        self._is_damaged = False
         #: its damaged store was moved aside
         self._has_begun_again = False
         #: its damaged store may be moved aside, once the other replicas can spare it
@@ -155,6 +156,7 @@ class CommitLogActor:
                 # Any error, not only RayMQError: the actor must stay up to report it.
                 self._may_begin_again = self._is_mendable(error)
                 self._error = f"{type(error).__name__}: {error}"
+                self._is_damaged = isinstance(error, Corrupt)
                 logger.warning("replica %s: %s", self._spec["data_dir"], self._error)
                 if self._begin_again(error):
                     continue
@@ -187,7 +189,8 @@ class CommitLogActor:
         """Whether the other replicas have what a damaged store lacks, so that this one may begin again."""
         voters = self._spec["voters"]
         is_counted = can_fail_over(len(voters)) and self._spec["replica"] in voters
-        return is_counted and isinstance(error, Corrupt) and is_damage(error)
+        # Other causes are mistakes, and a copy mends none.
+        return is_counted and isinstance(error, StoreDamaged)
 
     def _ask_others(self) -> list[tuple[bool, bool]]:
         """Of each other voter that answers: whether it leads, and whether it is complete."""
@@ -329,8 +332,8 @@ class CommitLogActor:
         """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch, pid, missing_roles}.
 
         `missing_roles`: the roles of satellites of which none works yet. While it serves, also `is_complete` and
-        `confirmed`. While it starts, also whether it `may_begin_again`, because the others have what its damaged store
-        lacks.
+        `confirmed`. While it starts, also whether its store `is_damaged`, and whether it `may_begin_again`, because the
+        others have what its damaged store lacks.
         """
         host = self._host
         if host is None:
@@ -338,6 +341,7 @@ class CommitLogActor:
                 "state": "STARTING",
                 "endpoint": None,
                 "error": self._error,
+                "is_damaged": self._is_damaged,
                 "may_begin_again": self._may_begin_again,
                 "mode": None,
                 "epoch": 0,
@@ -423,7 +427,7 @@ class CommitLogActor:
 def _serving(actor: CommitLogActor) -> RayMethods:
     """The actor's RayMethods. Not one of its methods, because Ray wraps those. Raises: Unavailable while it starts."""
     if actor._methods is None:
-        raise Unavailable(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
+        raise NotServing(f"the shard is starting: {actor._error or 'recovering'}", field="shard")
     return actor._methods
 
 

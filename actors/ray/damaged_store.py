@@ -16,7 +16,7 @@ from pathlib import Path
 
 from raymq.actors.shared.control_block import ControlBlock
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.base.errors import RayMQError
 from raymq.store.base.files import Files
 
 from .replica_files import write_last_end
@@ -34,9 +34,6 @@ _MOVING = "moving-"
 _NEW_RAYMQ = "new-raymq"
 #: a mount point; a parent that may not be written
 _CANNOT_RENAME = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS)
-#: rules of `Corrupt` that say that bytes of this store have changed, are gone, or cannot be trusted
-_DAMAGE_RULES = ("poisoned", "one valid slot", "files are contiguous")
-_RECOVERY_RULE = "recovery row "
 #: files in `raymq/` that are not of the store. Satellites have some of them open, and go on with them
 _CARRIED = (
     "control",
@@ -48,12 +45,6 @@ _CARRIED = (
     "replicas",
     "last-end",
 )
-
-
-def is_damage(error: Corrupt) -> bool:
-    """Whether a store that cannot be opened has damaged bytes. Other causes are mistakes, and a copy mends none."""
-    rule = str(error.rule or "")
-    return rule in _DAMAGE_RULES or rule.startswith(_RECOVERY_RULE)
 
 
 def begin_again(root: Path, *, files: Files, clock: Clock) -> Path | None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from raymq.replication.wire import ReplicaProcess
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, RayMQError, Unavailable, UntrustedServer
 
 logger = logging.getLogger("raymq.elections")
 
@@ -27,8 +27,6 @@ QUESTION_AGAIN_S = 0.5
 ANSWER_TIMEOUT_S = 3.0
 #: a replica that answers no question for this long cannot be called. A refused certificate counts at once
 UNANSWERED_MS = 5_000
-#: fields of the errors of a refused certificate, as `actors.protocol.tls.failure` names them
-CERTIFICATE_FIELDS = ("ca", "RAY_TLS_SERVER_CERT")
 
 
 class Question(Protocol):
@@ -164,7 +162,7 @@ class _Peer:
     def _note_failure(self, error: Exception) -> None:
         """Find out whether a failed question means that the replica cannot be called."""
         refusal = ""
-        if isinstance(error, Rejected) and error.fields.get("field") in CERTIFICATE_FIELDS:
+        if isinstance(error, UntrustedServer):
             refusal = error.message
         elif isinstance(error, RayMQError) and not isinstance(
             error, (Unavailable, DeliveryUnknown)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from raymq.actors.api.held_fetch import FetchProgress
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, StorageFull, Unavailable
+from raymq.store.base.errors import Corrupt, NotServing, OffsetOutOfRange, StorageFull, Unavailable
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.queues.expression_filter import expression_filter
 from raymq.store.records.requests import FetchRequest, FetchSlice
@@ -229,7 +229,7 @@ class Dispatcher:
                 if is_over or left_ms <= 0:
                     return progress.answer()
                 if self._stopping:
-                    raise Unavailable("the shard is stopping", field="shard")
+                    raise NotServing("the shard is stopping", field="shard")
 
                 if found:
                     # A filter looks at a part of a queue at a time.

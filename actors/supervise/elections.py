@@ -49,7 +49,7 @@ from raymq.replication.wire import (
     encode,
 )
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import AnotherShard, Rejected
 from raymq.store.base.running_flags import FENCED, RunningFlags
 from raymq.store.config.promise import own_durable
 from raymq.store.log.commit_log import POWER_LOST, CommitLog
@@ -257,7 +257,7 @@ class Elections:
         """The event of a message. Raises: Rejected."""
         header, message = decode(frame)
         if header.cluster != self._cluster or header.shard != self._shard:
-            raise Rejected(
+            raise AnotherShard(
                 "the message is of another cluster or shard", field="shard", limit=self._shard
             )
         if not isinstance(message, Election):

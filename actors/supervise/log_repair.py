@@ -14,7 +14,7 @@ from typing import Any
 
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError, Unavailable
+from raymq.store.base.errors import Corrupt, RayMQError, ReplicaBehind
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.log.mending.log_mender import LogMender
@@ -224,7 +224,7 @@ class LogRepair:
 
 def _is_behind(error: Exception) -> bool:
     """Whether a replica may have the bytes, and has not confirmed them yet."""
-    return isinstance(error, Unavailable) and error.fields.get("field") == "confirmed"
+    return isinstance(error, ReplicaBehind)
 
 
 def _shown(places: list[int]) -> str:

@@ -13,7 +13,7 @@ from raymq.actors.api.shard_api import Frames, PutTicket, SendFrame
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
 from raymq.actors.shared.maintenance import Maintenance
-from raymq.store.base.errors import Corrupt, RayMQError
+from raymq.store.base.errors import Corrupt, RayMQError, StoreDamaged
 from raymq.store.base.running_flags import BLOCKS_PUTS, FENCED
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config.promise import awaits_commit
@@ -166,7 +166,7 @@ class ReplicaHost:
         self.heartbeat.start()
         if self._fenced.failed_sync_errno:
             # The previous process died before it could report this.
-            raise Corrupt(
+            raise StoreDamaged(
                 f"a sync of {self.root} failed (errno {self._fenced.failed_sync_errno}) before the restart; its "
                 "unsynced bytes cannot be trusted; see docs/operating/runbook.md, 'An fsync failed'",
                 path=str(self.root),

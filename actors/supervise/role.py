@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.api.status_rows import LeaderRow
-from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.errors import NotLeading, RayMQError
 from raymq.store.base.status import PutStatus
 from raymq.store.log.clean import CleanService
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
@@ -144,14 +144,15 @@ class LeaderHint(Protocol):
         """The leader, as far as it is known."""
 
 
-def not_leading(elections: LeaderHint) -> Unavailable:
+def not_leading(elections: LeaderHint) -> NotLeading:
     """The refusal of a replica that another one leads, with the address of the leader as far as it is known."""
     hint = elections.leader_hint()
     where = f"replica {hint['replica']} does" if hint["replica"] is not None else "ask again"
-    return Unavailable(
+    return NotLeading(
         f"this replica does not lead the shard: {where} (epoch {hint['epoch']}); nothing was stored",
         field="leader",
         limit=hint["endpoint"],
+        endpoint=hint["endpoint"],
         epoch=hint["epoch"],
         status=PutStatus.SERVICE_NOT_AVAILABLE.value,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from raymq.actors.shared.heartbeat import Heartbeat
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, Corrupt, RayMQError, Unavailable
+from raymq.store.base.errors import Bug, Corrupt, NotServing, RayMQError, Unavailable
 from raymq.store.base.status import PutStatus
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.put.put_lock import PutLock
@@ -68,7 +68,7 @@ class Serving:
         if self.stop_error is None and not self._stopping:
             return
         cause = f"stopped writing: {self.stop_error}" if self.stop_error else "is stopping"
-        raise Unavailable(
+        raise NotServing(
             f"the {self._display_name()} {cause}",
             field="shard",
             status=PutStatus.SERVICE_NOT_AVAILABLE.value,

@@ -29,7 +29,7 @@ from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.routes import Routes
 from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Rejected, TopicWithOtherQueues
 from raymq.store.base.format import check_group_name
 from raymq.store.services.retry import dlq_topic, retry_topic
 
@@ -413,9 +413,7 @@ class Consumer(OpenClient):
             cluster.learn_shards(shard + 1)
         try:
             create_topic(cluster, name, queues=cluster.shards)
-        except Rejected as error:
-            if error.field != "queues":
-                raise
+        except TopicWithOtherQueues:
             # It may be older than some shards. Its messages are read in any order.
             facts = cluster.topics()[name]
             missing = cluster.shards - len(set(facts["shards"]))

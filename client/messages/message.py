@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.client.arguments import check_text, check_unicode
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import PropertiesTooLong, Rejected
 from raymq.store.base.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import TAGS, encode, separators_absent
@@ -122,7 +122,7 @@ def check_properties_size(size: int, fields: str) -> None:
     """Raises: Rejected when `size` bytes of properties leave no room for the producer's stamp."""
     size += STAMP_BYTES
     if size > PROPERTIES_MAX_BYTES:
-        raise Rejected(
+        raise PropertiesTooLong(
             f"{fields} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",
             field="properties",
             limit=PROPERTIES_MAX_BYTES,

@@ -15,4 +15,4 @@ def renumbered(error: Rejected, row: int, of: str = "") -> Rejected:
     fields = {**error.fields, "row": row}
     # The other rows of a refusal that names several are not renumbered.
     fields.pop("rows", None)
-    return Rejected(text, **fields)
+    return type(error)(text, **fields)

@@ -46,6 +46,7 @@ from raymq.store.base.errors import (
     Fenced,
     RayMQError,
     Rejected,
+    SequenceGap,
     StorageFull,
     Unavailable,
     from_wire,
@@ -159,7 +160,7 @@ def _note_unstored(batches: list[InFlightBatch]) -> None:
 
 def _is_gap(error: RayMQError) -> bool:
     """Whether the shard lacks rows before the batch."""
-    return isinstance(error, Rejected) and error.fields.get("field") == "sequence"
+    return isinstance(error, SequenceGap)
 
 
 # --- effects --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.client.arguments import plain_int
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, Rejected
+from raymq.store.base.errors import DeliveryUnknown, TopicOnOtherShards
 from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 
@@ -68,11 +68,11 @@ def create_everywhere(
             answer, was_unknown = repeat_call(
                 cluster, shard, "create_topic", {**arguments, **decides}
             )
-        except Rejected as error:
-            if shard or error.field != "shards" or type(error.limit) is not list:
+        except TopicOnOtherShards as error:
+            if shard:
                 raise
             # It exists, with everything the same but its shards: it is older than some. Or this handle is.
-            arguments = {**arguments, "shards": error.limit}
+            arguments = {**arguments, "shards": error.shards}
             continue
         made |= bool(answer["created"]) or was_unknown
         cluster.learn_shards(int(answer.get("shards", 0)))

@@ -9,7 +9,15 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
 from raymq.client.client_thread import ClientThread
-from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import (
+    AnotherShard,
+    Bug,
+    DeliveryUnknown,
+    NotLeading,
+    NotServing,
+    RayMQError,
+    Unavailable,
+)
 from raymq.store.base.status import PutStatus
 
 Answer = TypeVar("Answer")
@@ -20,16 +28,10 @@ SEARCH_PAUSE_MS_MAX = 400
 #: a stream or call without an answer for this long may be at a replica that leads no more: the others are asked
 SILENT_MS = 2_000
 
-#: fields of the error by which a server says that it is another shard
-_IDENTITY = ("cluster_id", "shard")
-#: fields of the refusals that `leads_no_more` recognises
-_LEADERSHIP = ("leader", "flags", "shard")
-
 
 def moved(error: RayMQError) -> bool:
     """Whether the shard no longer answers at its last known endpoint: nothing listens there, or another shard does."""
-    stranger = isinstance(error, Rejected) and error.fields.get("field") in _IDENTITY
-    return stranger or isinstance(error, Unavailable)
+    return isinstance(error, (AnotherShard, Unavailable))
 
 
 def may_lead_no_more(error: RayMQError) -> bool:
@@ -39,7 +41,7 @@ def may_lead_no_more(error: RayMQError) -> bool:
 
 def leads_no_more(error: RayMQError) -> bool:
     """Whether an error is the refusal of a replica that does not lead, or whose epoch has not begun or is over."""
-    return isinstance(error, Unavailable) and error.fields.get("field") in _LEADERSHIP
+    return isinstance(error, (NotLeading, NotServing))
 
 
 def search_pauses() -> Iterator[int]:

@@ -16,8 +16,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Unavailable
-from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest, FetchSlice
+from raymq.store.base.errors import RayMQError, ReplicaBehind, Unavailable
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .connection import FetchStream
 from .locality import is_local
@@ -196,7 +196,7 @@ class NearestStream:
 
     def _awaits(self, error: RayMQError) -> bool:
         """Wait for a moment if the replica is behind the reader. Returns: whether to ask it again."""
-        if error.fields.get("field") != REPLICA_BEHIND:
+        if not isinstance(error, ReplicaBehind):
             return False
         now_ms = self._replicas.clock.monotonic_ms()
         if self._behind_since_ms is None:

@@ -26,12 +26,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from raymq.actors.protocol import tls
 from raymq.client.arguments import check_number
 from raymq.client.messages.topic_values import TopicValues
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    NotLeading,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    UntrustedReplica,
+    UntrustedServer,
+)
 from raymq.store.base.format import check_topic_name
 from raymq.store.base.status import PutStatus
 from raymq.store.state.topics import refuse_system_topic
@@ -270,7 +277,7 @@ class Routes:
         answer = connection.call("leader", {}, timeout=LEADER_TIMEOUT_S)
         named = self._note_answer(shard, answer)
         if named is None or named.endpoint != connection.endpoint:
-            raise Unavailable(
+            raise NotLeading(
                 f"shard {shard}: the replica at {connection.endpoint} does not lead",
                 field="leader",
                 shard=shard,
@@ -445,11 +452,11 @@ class Routes:
         """Note that a try at a route failed, and the leader that a refusal names."""
         if not self.fails_over or not may_lead_no_more(error):
             return
-        named, epoch = error.fields.get("limit"), error.fields.get("epoch")
         # The refusal has the address of the leader's Flight server, not the name of its actor.
-        is_hint = error.fields.get("field") == "leader" and self.transport == "flight"
-        if is_hint and isinstance(named, str) and isinstance(epoch, int):
-            self.note(shard, LeaderRoute(named, epoch))
+        if isinstance(error, NotLeading) and self.transport == "flight":
+            named, epoch = error.fields.get("endpoint"), error.fields.get("epoch")
+            if isinstance(named, str) and isinstance(epoch, int):
+                self.note(shard, LeaderRoute(named, epoch))
         with self._lock:
             self._failed[shard] = tried
 
@@ -459,13 +466,13 @@ class Routes:
         A replica whose certificate is refused is away, if another one is accepted: it hands over. If none is accepted,
         this client has the wrong authority, or all certificates have expired, and no retry helps.
         """
-        if not self.fails_over or not tls.is_refused_certificate(error):
+        if not self.fails_over or not isinstance(error, UntrustedServer):
             return error
         asked = [(shard, endpoint) for shard in shards for endpoint in self._candidates(shard)]
         _, answered = self._ask_replicas(asked)
         if not answered:
             return error
-        away = Unavailable(error.message, field="certificate")
+        away = UntrustedReplica(error.message, field="certificate")
         away.__cause__ = error
         return away
 

@@ -36,7 +36,12 @@ from raymq.cluster.record.placement import NODE_HOST
 from raymq.cluster.start import plan_start
 from raymq.spark import java
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.base.errors import (
+    RayMQError,
+    Rejected,
+    UntrustedReplica,
+    UntrustedServer,
+)
 from raymq.store.base.files import Files
 
 from .status_text import size_text
@@ -372,7 +377,7 @@ def _check_cluster(paths: ClusterPaths, record: ClusterRecord, files: Files) -> 
 
             rows = [] if record.has_one_replica else statuses(cluster)
     except RayMQError as error:
-        if tls.is_refused_certificate(error) or error.fields.get("field") == "certificate":
+        if isinstance(error, (UntrustedServer, UntrustedReplica)):
             refused = f"{record.name!r} runs, and its certificate is refused: {error}"
             advice = "mend that certificate, and start its replica again: see docs/operating/security.md, 'TLS'"
             return [_fail("cluster", refused, advice)]

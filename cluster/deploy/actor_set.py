@@ -447,7 +447,7 @@ def _check_damaged(
     A replica that may begin again does so once the others of its shard are led, if a majority of them is sound.
     Args: `logs`: the CommitLogs of all replicas of these shards.
     """
-    damaged = [m for m in members if str(states[m.name].get("error")).startswith("Corrupt: ")]
+    damaged = [m for m in members if states[m.name].get("is_damaged")]
     lost = Counter(member.shard for member in damaged)
     replicas = Counter(member.shard for member in logs)
     damaged = [

@@ -24,8 +24,10 @@ _CALLS_MAX = 10_000
 RETRY_MS = 100
 #: longest wait of a caller that was interrupted
 GIVE_UP_S = 1.0
-#: field of an error about a missing coordinator
-_COORDINATOR = "coordinator"
+
+
+class CoordinatorAway(Unavailable):
+    """The queue's coordinator does not answer. Its shard may."""
 
 
 class CoordinatorCalls:
@@ -100,7 +102,7 @@ class CoordinatorCalls:
                 ray.get_actor(name, namespace=NAMESPACE)
                 return
         message = f"queue {self._queue!r}: {not_in_this_ray(self._cluster)}"
-        raise Unavailable(message, field=_COORDINATOR)
+        raise CoordinatorAway(message, field="coordinator")
 
     def submit(self, method: str, *arguments: Any) -> Any:
         """Send a call through Ray, without waiting. Returns: its object reference."""
@@ -165,15 +167,15 @@ class CoordinatorCalls:
 
         Raises: the error itself if the shard failed and not the coordinator. Unavailable after `until_s`.
         """
-        if isinstance(error, Unavailable) and error.fields.get("field") != _COORDINATOR:
+        if isinstance(error, Unavailable) and not isinstance(error, CoordinatorAway):
             # The coordinator answers, but its shard does not.
             raise error
         with self._lock:
             self._actor = None
         if self._clock.monotonic() > until_s:
-            raise Unavailable(
+            raise CoordinatorAway(
                 f"queue {self._queue!r}: its coordinator has not answered for {RETRY_TIMEOUT_S:g} s: {error}",
-                field=_COORDINATOR,
+                field="coordinator",
             ) from error
 
     def close(self) -> None:

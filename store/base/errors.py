@@ -2,6 +2,9 @@
 
 Errors pickle with their fields, because Ray raises them again in other processes. `to_wire` and `from_wire` carry them
 between clients and shards. Programs import them from `raymq.errors`.
+
+A *kind* is a direct subclass of RayMQError: it says what the caller may do. A *case* is a subclass of a kind, by which
+RayMQ's own code chooses its next step: no code reads `field`, `limit` or `found`, which are for people.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class RayMQError(Exception):
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self).__name__, self.message, self.fields)
+        return from_wire, (to_wire(self),)
 
     def __str__(self) -> str:
         return self.message
@@ -89,23 +92,83 @@ class Bug(RayMQError):
     """A state that RayMQ's own code rules out. Please report it. The process that meets it stops."""
 
 
-#: the classes above, by their names on the wire
-_CLASSES: list[type[RayMQError]] = [RayMQError, *RayMQError.__subclasses__()]
-_KINDS = {kind.__name__: kind for kind in _CLASSES}
+# --- cases ----------------------------------------------------------------------------------------
 
 
-def _rebuild(kind: str, message: str, fields: dict[str, Any]) -> RayMQError:
-    return _KINDS.get(kind, RayMQError)(message, **fields)
+class NotLeading(Unavailable):
+    """Another replica leads the shard, or none. Fields: endpoint of the leader, or None; epoch, if it is known."""
+
+
+class NotServing(Unavailable):
+    """This replica takes no such call: its epoch has not begun or is over, or it starts or stops. Another one may."""
+
+
+class ReplicaBehind(Unavailable):
+    """This replica has not confirmed yet what the caller has seen or asks for. It may soon."""
+
+
+class UntrustedReplica(Unavailable):
+    """The certificate of this replica is not accepted, and that of another one is."""
+
+
+class AnotherShard(Rejected):
+    """Another shard or cluster listens at the address of the call."""
+
+
+class UntrustedServer(Rejected):
+    """The certificate of a server is not accepted."""
+
+
+class SequenceGap(Rejected):
+    """The shard lacks rows of this producer before those of the call."""
+
+
+class PropertiesTooLong(Rejected):
+    """The properties of a message have no room in a record."""
+
+
+class TopicOnOtherShards(Rejected):
+    """The topic is, or has to be, on other shards than the call names. Nothing else differs. Fields: shards."""
+
+
+class TopicWithOtherQueues(Rejected):
+    """The topic exists with another number of queues. Fields: queues."""
+
+
+class StoreDamaged(Corrupt):
+    """The store cannot be opened: bytes changed, are gone, or cannot be trusted. A copy of another replica mends it."""
+
+
+class Unreadable(Corrupt):
+    """Stored bytes cannot be read, or their file ends before them. Fields: offset of the first one."""
+
+
+class ChainDamaged(Corrupt):
+    """Bytes differ from the checksum of the chain unit that they came with."""
+
+
+_KIND_CLASSES: list[type[RayMQError]] = [RayMQError, *RayMQError.__subclasses__()]
+#: the kinds, by their names on the wire
+_KINDS = {kind.__name__: kind for kind in _KIND_CLASSES}
+#: the cases, in the same way
+_CASES = {case.__name__: case for kind in _KIND_CLASSES[1:] for case in kind.__subclasses__()}
 
 
 def to_wire(error: RayMQError) -> dict[str, Any]:
-    """The error as a JSON-able dict: kind, message, fields."""
-    return {"kind": type(error).__name__, "message": error.message, "fields": error.fields}
+    """The error as a JSON-able dict: kind, message, fields, and case if it is one."""
+    # Ray raises an error again as a class of its own, which is a subclass.
+    names = [each.__name__ for each in type(error).__mro__]
+    kind = next(name for name in names if name in _KINDS)
+    case = next((name for name in names if name in _CASES), None)
+    wire = {"kind": kind, "message": error.message, "fields": error.fields}
+    return wire if case is None else {**wire, "case": case}
 
 
 def from_wire(wire: dict[str, Any]) -> RayMQError:
-    """The inverse of `to_wire`. An unknown kind becomes the root error."""
-    return _rebuild(wire["kind"], wire["message"], dict(wire.get("fields", {})))
+    """The inverse of `to_wire`. An unknown kind becomes the root error, an unknown case the error of its kind."""
+    kind = _KINDS.get(wire["kind"], RayMQError)
+    case = _CASES.get(wire.get("case", ""), kind)
+    return (case if issubclass(case, kind) else kind)(wire["message"], **wire.get("fields", {}))
 
 
 def require(condition: bool, message: str, **values: Any) -> None:

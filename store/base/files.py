@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .errors import Corrupt, StorageFull, Unavailable
+from .errors import Corrupt, StorageFull, Unavailable, Unreadable
 from .failpoints import fail_point
 from .rules import FILE_LENGTH_RULE, READABLE_RULE
 
@@ -210,7 +210,7 @@ class Files:
             except OSError as error:
                 raise _unreadable(error, path, base + at) from error
             if not count:
-                raise Corrupt(
+                raise Unreadable(
                     f"{path} ends at {base + at}; its bytes up to {base + start + len(target)} were stored",
                     path=str(path),
                     offset=base + at,
@@ -587,7 +587,7 @@ def _unreadable(error: OSError, path: PathLike, offset: int) -> Exception:
     if error.errno not in _UNREADABLE:
         return error
     fault = f"{path} cannot be read at {offset}: {error.strerror}; the disk has lost these bytes"
-    return Corrupt(fault, path=str(path), offset=offset, rule=READABLE_RULE)
+    return Unreadable(fault, path=str(path), offset=offset, rule=READABLE_RULE)
 
 
 def _lock_holder(fd: int) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from .errors import StorageFull, Unavailable
+from .errors import NotServing, StorageFull
 from .status import PutStatus
 
 #: reads are refused
@@ -80,7 +80,7 @@ class RunningFlags:
         """Check that reads are allowed. Raises: Unavailable if not."""
         if not self.readable:
             fault = "the store is not readable at present (NOT_READABLE)"
-            raise Unavailable(fault, field="flags", limit="readable")
+            raise NotServing(fault, field="flags", limit="readable")
 
     def check_writable(self) -> None:
         """Check that puts are allowed. Raises: StorageFull if only a full disk refuses them, otherwise Unavailable.
@@ -102,4 +102,4 @@ class RunningFlags:
             )
 
         fault = f"the store takes no puts at present ({names})"
-        raise Unavailable(fault, field="flags", status=status)
+        raise NotServing(fault, field="flags", status=status)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt, RayMQError, Rejected, require
+from raymq.store.base.errors import ChainDamaged, RayMQError, Rejected, require
 from raymq.store.base.files import Files
 from raymq.store.log.segments.segment_paths import file_name, offset_names, segment_start_of
 
@@ -59,12 +59,12 @@ def unpack_units(data: bytes | memoryview) -> list[ChainUnit]:
 
 
 def check_units(units: list[ChainUnit], data: memoryview) -> None:
-    """Check that `data`, which begins with the first unit, has the units' CRCs. Raises: Corrupt."""
+    """Check that `data`, which begins with the first unit, has the units' CRCs. Raises: ChainDamaged."""
     base = units[0].start
     for unit in units:
         if crc32c(data[unit.start - base : unit.end - base]) != unit.crc:
             fault = f"bytes [{unit.start}, {unit.end}) arrived damaged"
-            raise Corrupt(fault, offset=unit.start, rule="chain crc")
+            raise ChainDamaged(fault, offset=unit.start, rule="chain crc")
 
 
 class Chain:

@@ -25,7 +25,15 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.checksum import crc32c, crc32c_padded
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable, broken, require
+from raymq.store.base.errors import (
+    Corrupt,
+    RayMQError,
+    Rejected,
+    StoreDamaged,
+    Unavailable,
+    broken,
+    require,
+)
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files, SyncFailed
 from raymq.store.base.status import PutStatus
@@ -224,7 +232,7 @@ class CommitLog:
 
     def _refuse_poisoned(self) -> None:
         if self.meta.get("poisoned"):
-            raise Corrupt(
+            raise StoreDamaged(
                 f"{self.root} is poisoned: an earlier fdatasync failed ({self.meta.get('poisoned')}). Its unsynced "
                 "bytes cannot be trusted; rebuild this replica from its peer, or run `raymq store verify`.",
                 path=str(self.root),
@@ -818,7 +826,7 @@ class CommitLog:
 
         row = found.row
         if row.decision is Decision.CORRUPT:
-            raise Corrupt(
+            raise StoreDamaged(
                 f"recovery stopped at offset {found.end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
                 f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
                 "changed; `raymq store verify` names the fault.",

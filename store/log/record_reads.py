@@ -15,8 +15,8 @@ import pyarrow as pa
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.checksum import range_crcs
-from raymq.store.base.errors import Corrupt
-from raymq.store.base.rules import READABLE_RULE, UNIT_RECORD_RULE
+from raymq.store.base.errors import Corrupt, Unreadable
+from raymq.store.base.rules import UNIT_RECORD_RULE
 from raymq.store.log.segments.log_files import read_into, read_of
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.log.segments.read_together import read_together
@@ -281,9 +281,7 @@ def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple
     """Bytes from `start` on, and the end of the readable ones."""
     try:
         return read(start, stop), stop
-    except Corrupt as error:
-        if error.fields.get("rule") != READABLE_RULE:
-            raise
+    except Unreadable as error:
         bad = int(error.fields["offset"])
     # The caller begins after `start`. The bad sector may be in between.
     return (read(start, bad) if bad > start else b""), bad

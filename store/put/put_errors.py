@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from raymq.store.base import format as fmt
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, StorageFull, Unavailable
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    PropertiesTooLong,
+    RayMQError,
+    Rejected,
+    StorageFull,
+    Unavailable,
+)
 from raymq.store.base.status import PutStatus
 from raymq.store.config.store_config import StoreConfig
 
@@ -65,8 +71,7 @@ def status_of(error: BaseException) -> PutStatus:
     if said in PutStatus.__members__:
         return PutStatus(said)
     if isinstance(error, Rejected):
-        too_long = error.fields.get("limit") == fmt.PROPERTIES_MAX_BYTES
-        if error.fields.get("field") == "properties" and too_long:
+        if isinstance(error, PropertiesTooLong):
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
         return PutStatus.MESSAGE_ILLEGAL
     if isinstance(error, StorageFull):

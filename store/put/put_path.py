@@ -11,7 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from raymq.store.base.arrays import Int64s
-from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected, Unavailable, require
+from raymq.store.base.errors import (
+    Bug,
+    DeliveryUnknown,
+    NotServing,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    require,
+)
 from raymq.store.base.running_flags import BLOCKS_PUTS, FENCED, RunningFlags
 from raymq.store.base.status import PutStatus
 from raymq.store.log.commit_log import CommitLog
@@ -145,7 +153,7 @@ class PutPath:
     def check_writes_log(self) -> None:
         """Refuse an append while another replica writes the log. Raises: Unavailable."""
         if self.follows:
-            raise Unavailable(
+            raise NotServing(
                 "the store takes no puts at present (another replica writes its log)",
                 field="flags",
                 status=PutStatus.SERVICE_NOT_AVAILABLE.value,

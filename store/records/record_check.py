@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import PropertiesTooLong, Rejected
 
 from .binary_columns import (
     joined_length,
@@ -165,10 +165,12 @@ def _check_schema(batch: pa.RecordBatch) -> None:
             )
 
 
-def _check_lengths(lengths: Int64s, limit: int, field: str, advice: str) -> None:
+def _check_lengths(
+    lengths: Int64s, limit: int, field: str, advice: str, kind: type[Rejected] = Rejected
+) -> None:
     row = int(lengths.argmax())
     if lengths[row] > limit:
-        raise Rejected(
+        raise kind(
             f"row {row} has {int(lengths[row])} bytes of {field}, the limit is {limit}: {advice}",
             field=field,
             limit=limit,
@@ -213,7 +215,7 @@ def _check_stored(tag: pa.StringArray, properties: pa.BinaryArray) -> None:
         return
     stored = STAMP_BYTES + lengths + np.where(tags > 0, tags + TAG_EXTRA_BYTES, 0)
     advice = "with producer stamp and tag, which the store adds; put large values into the body"
-    _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice)
+    _check_lengths(stored, fmt.PROPERTIES_MAX_BYTES, "properties", advice, PropertiesTooLong)
 
 
 def _check_properties(properties: pa.BinaryArray) -> int:

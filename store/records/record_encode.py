@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.checksum import body_crc, body_crcs
-from raymq.store.base.errors import Rejected, require
+from raymq.store.base.errors import PropertiesTooLong, Rejected, require
 
 from .binary_columns import one_value, value_lengths
 from .keys import Keyed, keyed_column
@@ -258,13 +258,14 @@ def encode_record(
     Raises: Rejected when properties or topic are too long for their length fields.
     """
     topic_field, magic = _topic_field(topic)
-    for field, value, limit in (
-        ("properties", properties, fmt.PROPERTIES_MAX_BYTES),
-        ("topic", topic.encode(), 0x7FFF if magic == fmt.MAGIC_V2 else fmt.TOPIC_V1_MAX_CHARS),
+    topic_limit = 0x7FFF if magic == fmt.MAGIC_V2 else fmt.TOPIC_V1_MAX_CHARS
+    for field, value, limit, kind in (
+        ("properties", properties, fmt.PROPERTIES_MAX_BYTES, PropertiesTooLong),
+        ("topic", topic.encode(), topic_limit, Rejected),
     ):
         if len(value) > limit:
             fault = f"the {field} has {len(value)} bytes, the limit is {limit}"
-            raise Rejected(fault, field=field, limit=limit)
+            raise kind(fault, field=field, limit=limit)
     born, store = fmt.pack_host(*born_host), fmt.pack_host(*store_host)
     sys_flag |= fmt.host_flags(born, store)
 

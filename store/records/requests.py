@@ -83,10 +83,6 @@ class PutOutcome(NamedTuple):
         return tuple.__new__(cls, (*appended[:5], appended.last_offset))
 
 
-#: `field` of the Unavailable of a replica that does not have yet what the reader has seen
-REPLICA_BEHIND = "confirmed"
-
-
 class MessageSelector(NamedTuple):
     """What a reader wants of a topic. Source: MessageSelector of RocketMQ's clients."""
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raymq.store.base.errors import Corrupt, Fenced, Rejected
+from raymq.store.base.errors import Corrupt, Fenced, SequenceGap
 
 from . import snapshot_columns
 from .producer_table import ENTRY_DTYPE, EPOCH_DTYPE, UNKNOWN_OFFSET, ProducerTable, Run
@@ -184,7 +184,7 @@ class ShardState:
         entry = producers.open((producer_id, topic, queue_id))
         if entry is None:
             if first_sequence and not may_skip:
-                raise Rejected(
+                raise SequenceGap(
                     f"producer {producer_id:#x} is unknown in queue {queue_id} of {topic} but sent sequence "
                     f"{first_sequence}; a new producer starts at 0",
                     field="sequence",
@@ -194,7 +194,7 @@ class ShardState:
             return ALL_NEW
 
         if first_sequence > entry.next_sequence and not may_skip:
-            raise Rejected(
+            raise SequenceGap(
                 f"producer {producer_id:#x} sent sequence {first_sequence} to queue {queue_id} of {topic}, "
                 f"expected {entry.next_sequence}: the rows between are missing",
                 field="sequence",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Rejected, TopicOnOtherShards, TopicWithOtherQueues
 
 from .shard_state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
 from .topic_schema import ALLOWED, NULL_VALUES, SCHEMA, check_schema, extends
@@ -37,8 +37,8 @@ def check_new_topic(
 ) -> TopicInfo | None:
     """The topic to create; None if the same topic exists already.
 
-    Raises: Rejected for a bad name, number or attribute, or if it exists with other queues or attributes. Its field is
-    "shards", and its limit their list, if the topic differs in nothing but its shards.
+    Raises: Rejected for a bad name, number or attribute, or if it exists with other attributes; TopicWithOtherQueues
+    and TopicOnOtherShards if it exists with those.
     """
     fmt.check_topic_name(name)
     refuse_system_topic(name)
@@ -57,26 +57,27 @@ def check_new_topic(
             return None
         if queues in have.former_queues and have.attributes == grown.attributes:
             return None
-        differs = "shards"
-        if have.queues != info.queues:
-            differs = "queues"
-        elif have.schema != info.schema and have.attributes != grown.attributes:
-            differs = "schema"
-        elif have.attributes != grown.attributes:
-            differs = "attributes"
-        raise Rejected(
-            f"topic {name} exists with {have.queues} queues on shards {list(have.shards)} and "
-            f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name"
-            + (
-                "; `add_column` adds a column"
-                if differs == "schema" and have.schema is not None
-                else ""
-            ),
-            field=differs,
-            limit=list(have.shards) if differs == "shards" else getattr(have, differs),
-        )
+        raise _difference(have, info, grown)
 
     return info
+
+
+def _difference(have: TopicInfo, info: TopicInfo, grown: TopicInfo) -> Rejected:
+    """The refusal of a topic that exists otherwise. Args: `grown`: the new one with all columns of the present one."""
+    fault = (
+        f"topic {have.name} exists with {have.queues} queues on shards {list(have.shards)} and "
+        f"{dict(have.attributes) or 'no'} attributes, which stay: use it as it is, or another name"
+    )
+    if have.queues != info.queues:
+        queues = have.queues
+        return TopicWithOtherQueues(fault, field="queues", limit=queues, queues=queues)
+    if have.attributes == grown.attributes:
+        shards = list(have.shards)
+        return TopicOnOtherShards(fault, field="shards", limit=shards, shards=shards)
+    if have.schema == info.schema:
+        return Rejected(fault, field="attributes", limit=have.attributes)
+    advice = "" if have.schema is None else "; `add_column` adds a column"
+    return Rejected(fault + advice, field="schema", limit=have.schema)
 
 
 def _has_grown(info: TopicInfo, have: TopicInfo) -> bool:

@@ -27,7 +27,9 @@ from raymq.store.base.errors import (
     DeliveryUnknown,
     Fenced,
     Rejected,
+    SequenceGap,
     StorageFull,
+    StoreDamaged,
     Unavailable,
 )
 from raymq.store.base.files import Files
@@ -174,7 +176,7 @@ def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
     old = host.put(request([b"b"], producer_id=7, epoch=0, sequence=2))
 
     assert good.wait(30).first_offset == 0
-    with pytest.raises(Rejected) as refusal:
+    with pytest.raises(SequenceGap, match="the rows between are missing") as refusal:
         gap.wait(30)
     assert refusal.value.fields["field"] == "sequence"
     assert newer.wait(30).first_offset == 1
@@ -232,7 +234,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
     assert host.status()["state"] == "READ_ONLY"
 
     shard.close()
-    with pytest.raises(Corrupt) as refusal:
+    with pytest.raises(StoreDamaged) as refusal:
         shard.open()
     assert refusal.value.rule == "poisoned"
 

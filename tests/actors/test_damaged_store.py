@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from raymq.actors.ray import actor_classes, damaged_store
-from raymq.actors.ray.damaged_store import begin_again, finish_move, is_damage
+from raymq.actors.ray.damaged_store import begin_again, finish_move
 from raymq.actors.ray.replica_files import read_last_end
 from raymq.actors.replica import open_replica
 from raymq.actors.shared.control_block import ControlBlock
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.replication.quorum import can_spare
-from raymq.store.base.errors import Corrupt, StorageFull
+from raymq.store.base.errors import Corrupt, StorageFull, StoreDamaged
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.commit_log import CommitLog
@@ -27,23 +27,6 @@ from tests.support.loop_disk import LoopDisk
 
 LEADS, COMPLETE = (True, True), (False, True)
 INCOMPLETE = (False, False)
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("recovery row T", True),
-        ("poisoned", True),
-        ("one valid slot", True),
-        ("files are contiguous", True),
-        # A copy of another replica mends neither a foreign file nor a note that an operator must correct.
-        ("files are named by a 20-digit offset", False),
-        ("generation", False),
-        (None, False),
-    ],
-)
-def test_damaged_bytes_are_damage_and_mistakes_are_not(rule: str | None, expected: bool) -> None:
-    assert is_damage(Corrupt("cannot be opened", rule=rule)) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,9 +117,8 @@ def test_a_store_whose_sync_failed_begins_again_with_one_that_opens(
         host.log.poison("group_commit could not sync the log")
     # As after kill -9: what the flusher has published stays.
     host.close(0.0)
-    with pytest.raises(Corrupt, match="sync") as caught:
+    with pytest.raises(StoreDamaged, match="sync"):
         open_follower(root)
-    assert is_damage(caught.value)
 
     assert begin_again(root, files=Files(), clock=ManualClock()) is not None
     host = open_follower(root)
@@ -378,8 +360,11 @@ def fail_to_open(
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Corrupt("cannot be opened", rule="recovery row A"), True),
+        (StoreDamaged("cannot be opened", rule="recovery row A"), True),
+        # A copy of another replica mends neither a foreign file nor a note that an operator must correct.
+        (Corrupt("a foreign file", rule="files are named by a 20-digit offset"), False),
         (Corrupt("of another replica", rule="generation"), False),
+        (Corrupt("the words of damage alone", rule="poisoned"), False),
         (OSError(errno.EMFILE, "too many"), False),
     ],
 )
@@ -389,7 +374,9 @@ def test_a_replica_says_whether_it_may_begin_again(
     error: Exception,
     expected: bool,
 ) -> None:
-    assert fail_to_open(starting, monkeypatch, error)["may_begin_again"] is expected
+    found = fail_to_open(starting, monkeypatch, error)
+    assert found["may_begin_again"] is expected
+    assert found["is_damaged"] is isinstance(error, Corrupt)
 
 
 def test_a_replica_that_an_older_damaged_store_keeps_from_beginning_again_says_so(
@@ -397,5 +384,5 @@ def test_a_replica_that_an_older_damaged_store_keeps_from_beginning_again_says_s
 ) -> None:
     (tmp_path / "damaged-20260101T000000Z-replica-1").mkdir()
     monkeypatch.setattr(starting, "_ask_others", lambda: [LEADS, COMPLETE])
-    error = Corrupt("cannot be opened", rule="recovery row A")
+    error = StoreDamaged("cannot be opened", rule="recovery row A")
     assert fail_to_open(starting, monkeypatch, error)["may_begin_again"] is False

@@ -35,11 +35,14 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     Corrupt,
     DeliveryUnknown,
+    NotLeading,
     OffsetOutOfRange,
     RayMQError,
     Rejected,
     StorageFull,
     Unavailable,
+    from_wire,
+    to_wire,
 )
 from raymq.store.base.running_flags import DISK_FULL, FENCED
 from raymq.store.config.store_config import StoreConfig
@@ -234,8 +237,11 @@ def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) ->
             assert other.roles.mode == "follower"
             with pytest.raises(Unavailable, match="does not lead") as refused:
                 other.put(request([b"x"]))
-            assert refused.value.fields["field"] == "leader"
-            assert refused.value.fields["epoch"] == epoch
+            found = from_wire(to_wire(refused.value))
+            assert type(found) is NotLeading
+            endpoint = shard.hosts[leader].election_loop.leader_hint()["endpoint"]
+            assert (found.endpoint, found.epoch) == (endpoint, epoch)
+            assert (found.field, found.limit) == ("leader", endpoint)
 
 
 def test_a_replica_names_the_others_as_its_elections_know_them(shard: Shard) -> None:
@@ -743,7 +749,7 @@ def test_puts_of_many_threads_meet_a_change_of_the_leader_and_each_is_answered(
                 ticket.wait(10)
                 answers.append("stored")
             except RayMQError as error:
-                answers.append(type(error).__name__)
+                answers.append(to_wire(error)["kind"])
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:

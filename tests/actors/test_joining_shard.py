@@ -10,7 +10,7 @@ import pytest
 
 from raymq.actors.replica import open_replica
 from raymq.actors.supervise.replica_host import ReplicaHost
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import Rejected, TopicOnOtherShards, Unavailable
 from raymq.store.config.store_config import StoreConfig
 from tests.support.served_shard import SEGMENT_BYTES
 
@@ -79,9 +79,9 @@ def test_an_old_shard_counts_the_new_one_from_its_note_on_and_after_a_restart(op
     assert set(host.call("note_shards", {"known": 2, "joined": 2})["topics"]) == {"c", "t"}
     assert host.call("create_topic", TOPIC) == {"created": False, "shards": 2}
     # A caller that is older than the new shard is told where a new topic must be.
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(TopicOnOtherShards) as caught:
         host.call("create_topic", {"name": "n", "queues": 1, "shards": [0], "on_all": True})
-    assert (caught.value.field, caught.value.limit) == ("shards", [0, 1])
+    assert (caught.value.field, caught.value.shards) == ("shards", [0, 1])
     # An older note that comes late changes nothing.
     host.call("note_shards", {"known": 2, "joined": 1})
     host = opened(**old)

@@ -11,6 +11,7 @@ import pytest
 
 from raymq.client.transport.connection import Connection
 from raymq.store.base.errors import (
+    AnotherShard,
     OffsetOutOfRange,
     RayMQError,
     Rejected,
@@ -257,5 +258,5 @@ def test_a_client_of_another_cluster_is_refused(connect: Connect) -> None:
     ):
         with pytest.raises(RayMQError) as refused:
             attempt()
-        assert isinstance(refused.value, Rejected)
+        assert isinstance(refused.value, AnotherShard)
         assert refused.value.field == "cluster_id"

@@ -24,7 +24,13 @@ from raymq.client.transport.flight_client import ShardConnection
 from raymq.replication.election_events import FollowerHeard
 from raymq.replication.election_limits import ElectionLimits
 from raymq.replication.wire import ReplicaProcess
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    UntrustedServer,
+)
 from raymq.store.config.store_config import StoreConfig
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.clock import ManualClock
@@ -271,7 +277,7 @@ def test_a_replica_that_answers_no_call_for_seconds_cannot_be_called(
 
 
 def test_a_refused_certificate_counts_at_once_until_one_is_accepted(peers: Peers) -> None:
-    refused = Rejected("it is expired", field="RAY_TLS_SERVER_CERT")
+    refused = UntrustedServer("it is expired")
     assert peers.call(refused) == {1}
     assert peers.peers.refused_certificates() == {1: "it is expired"}
     peers.peers.hear(ReplicaProcess(1, 7))

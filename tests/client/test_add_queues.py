@@ -14,7 +14,7 @@ from raymq.client.consume.consumer import Consumer
 from raymq.client.produce.producer import Producer
 from raymq.client.topics.add_queues import TAKEN_PREFIX, add_queues, spread_over
 from raymq.client.transport import routes as routes_module
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected, TopicWithOtherQueues, Unavailable
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_more_queues
 from tests.support.fake_backend import FakeCluster
@@ -263,7 +263,7 @@ def test_the_retry_topic_of_a_group_gets_a_queue_on_a_shard_that_was_added() -> 
 
         def call(self, shard: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
             if op == "create_topic":
-                raise Rejected("it exists with 2 queues", field="queues", limit=2)
+                raise TopicWithOtherQueues("it exists with 2 queues", queues=2)
             return super().call(shard, op, args)
 
     name = "%RETRY%g"

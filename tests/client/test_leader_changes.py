@@ -32,10 +32,11 @@ from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     DeliveryUnknown,
+    NotLeading,
+    NotServing,
     OffsetOutOfRange,
     RayMQError,
     Rejected,
-    StorageFull,
     Unavailable,
 )
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
@@ -165,13 +166,14 @@ def test_a_refusal_is_a_hint_only_if_it_names_a_leader() -> None:
     routes = Routes({0: "a"}, TOKEN, replicas=3)
     tried = routes.route(0)
     for error in (
-        Unavailable("no", field="leader", limit=None, epoch=9),
-        Unavailable("no", field="flags", limit="writable"),
-        StorageFull("no", field="leader", limit="z", epoch=9),
+        NotLeading("no", endpoint=None, epoch=9),
+        NotLeading("no", endpoint="z", epoch="9"),
+        NotServing("no", endpoint="z", epoch=9),
+        Unavailable("no", field="leader", limit="z", endpoint="z", epoch=9),
     ):
         routes.heed(0, tried, error)
         assert not routes.knows_next(0)
-    routes.heed(0, tried, Unavailable("no", field="leader", limit="b", epoch=9))
+    routes.heed(0, tried, NotLeading("other words", endpoint="b", epoch=9))
     assert routes.knows_next(0)
     assert routes.route(0) == ("b", 9)
 

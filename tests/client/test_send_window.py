@@ -24,11 +24,14 @@ from raymq.client.produce.send_window import (
 )
 from raymq.client.transport.ask import SILENT_MS
 from raymq.store.base.errors import (
+    AnotherShard,
     Bug,
     DeliveryUnknown,
     Fenced,
+    NotLeading,
     RayMQError,
     Rejected,
+    SequenceGap,
     StorageFull,
     Unavailable,
     to_wire,
@@ -158,7 +161,7 @@ def test_an_ack_of_another_batch_breaks_the_stream() -> None:
 
 # --- refusals -------------------------------------------------------------------------------------
 
-GAP = Rejected("gap", field="sequence", limit=0)
+GAP = SequenceGap("gap")
 
 #: what the shard answers -> the outcome of a first try, and of a batch that an earlier stream carried; None: resent
 REFUSALS: dict[str, tuple[RayMQError, str | None, str | None]] = {
@@ -330,7 +333,7 @@ def test_another_server_at_the_address_is_a_break_and_no_refusal() -> None:
     window, queue = make_window(), make_queue()
     add(window, queue)
     effects: Effects = []
-    window.broke(Rejected("another", field="cluster_id"), 0, effects)
+    window.broke(AnotherShard("another"), 0, effects)
     assert effects == []
     assert [each.number for each in window.waiting] == [1]
 
@@ -394,7 +397,7 @@ def test_of_several_refusals_the_one_that_says_who_leads_counts() -> None:
     for _ in range(4):
         add(window, queue)
     write_all(window)
-    leader = Unavailable("does not lead", field="leader", limit="b", epoch=2)
+    leader = NotLeading("does not lead", endpoint="b", epoch=2)
     late = DeliveryUnknown("the epoch is over", status="SERVICE_NOT_AVAILABLE")
     for number, error in enumerate((late, Unavailable("away"), leader, Unavailable("away")), 1):
         window.ack(refused(number, error), 0, [])
@@ -1033,7 +1036,7 @@ class MovingWorld(World):
         assert stream is not None
         answered = {ack["id"] for ack in stream.acks}
         late = DeliveryUnknown("the epoch is over", status="SERVICE_NOT_AVAILABLE")
-        leader = Unavailable("does not lead", field="leader", limit="b", epoch=self.moves)
+        leader = NotLeading("does not lead", endpoint="b", epoch=self.moves)
         requested = [request[0] for request in stream.requests]
         stream.requests.clear()
         for batch_under_way in list(self.window.unacked):

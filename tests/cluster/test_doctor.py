@@ -19,7 +19,13 @@ from raymq.cluster.record import paths
 from raymq.cluster.record.cluster_record import StartOptions, new_record, save_record
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.spark import java
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import (
+    RayMQError,
+    Rejected,
+    Unavailable,
+    UntrustedReplica,
+    UntrustedServer,
+)
 from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates
 
@@ -259,8 +265,8 @@ def test_replicas_that_are_not_well_are_named(
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (Rejected("it is expired", field="RAY_TLS_SERVER_CERT"), "certificate is refused"),
-        (Unavailable("it is expired", field="certificate"), "certificate is refused"),
+        (UntrustedServer("it is expired"), "certificate is refused"),
+        (UntrustedReplica("it is expired"), "certificate is refused"),
         (Rejected("wrong token", field="token"), "refuses this token"),
         (Unavailable("nothing listens there"), "does not run"),
     ],

@@ -21,7 +21,7 @@ from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.record.cluster_record import StartOptions, load_record, new_record
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.stop import stop
-from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.errors import AnotherShard, Corrupt, DeliveryUnknown, Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import TOKEN, FakeCluster
@@ -198,7 +198,8 @@ def test_a_shard_that_only_reads_is_up_and_says_why(
 
 def test_damage_is_reported_at_once(ray: FakeRay, tmp_path: Path) -> None:
     def damaged(actor: FakeActor) -> None:
-        actor.states = [{"state": "STARTING", "endpoint": None, "error": "Corrupt: chain"}]
+        starting = {"state": "STARTING", "endpoint": None}
+        actor.states = [{**starting, "error": "Corrupt: chain", "is_damaged": True}]
 
     ray.on_create = damaged
     with pytest.raises(Corrupt, match=r"shard 0 replica 0: STARTING \(Corrupt: chain\)"):
@@ -217,6 +218,7 @@ def test_a_damaged_replica_of_three_is_waited_for_if_it_begins_again(
         "mode": None,
         "epoch": 0,
         "missing_roles": [],
+        "is_damaged": True,
         "may_begin_again": may,
     }
 
@@ -744,7 +746,7 @@ def test_a_broken_connection_is_opened_again_at_the_shards_new_endpoint() -> Non
 
 
 def test_a_port_that_another_shard_took_over_is_not_asked_again() -> None:
-    stranger = Rejected("this is shard 1, not 0", field="shard", limit=1)
+    stranger = AnotherShard("this is shard 1, not 0", field="shard", limit=1)
     cluster = shards({(0, "status"): [stranger, {"state": "RUNNING"}]}, count=1)
     assert cluster.status()["state"] == "RUNNING"
     wrong = Rejected("unknown operation", field="op")

@@ -23,7 +23,7 @@ from raymq.cluster.connect import connect
 from raymq.cluster.deploy import ray_host
 from raymq.cluster.start import start
 from raymq.cluster.stop import stop
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import Rejected, Unavailable, UntrustedServer
 from raymq.store.base.files import Files
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
@@ -157,7 +157,9 @@ def test_a_certificate_out_of_its_time_is_to_be_renewed(
         monkeypatch.setenv(name, value)
     with (
         closing(serve(backend, host="127.0.0.1", port=0, token=TOKEN, tls=True)) as server,
-        pytest.raises(Rejected, match="expired or not yet valid .*expired.*renew it") as caught,
+        pytest.raises(
+            UntrustedServer, match="expired or not yet valid .*expired.*renew it"
+        ) as caught,
     ):
         ask(f"tls://127.0.0.1:{server.port}", expired.ca)
     assert caught.value.field == tls.SERVER_CERT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raymq.spark.task_errors import error_in
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import NotLeading, Rejected, Unavailable
 
 TEXT = """
 An exception was thrown from the Python worker. Please see the stack trace below.
@@ -35,3 +35,8 @@ def test_the_last_error_of_raymq_in_a_text_is_found() -> None:
 def test_other_errors_of_spark_are_left_as_they_are() -> None:
     assert error_in("ZeroDivisionError: division by zero") is None
     assert error_in("raymq.store.base.errors.require: not an error") is None
+
+
+def test_an_error_by_which_raymq_steers_is_found_too() -> None:
+    found = error_in("raymq.store.base.errors.NotLeading: this replica does not lead")
+    assert type(found) is NotLeading

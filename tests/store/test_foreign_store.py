@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Corrupt
+from raymq.store.base.errors import Corrupt, StoreDamaged
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
@@ -125,7 +125,7 @@ def test_a_crashed_foreign_log_with_a_record_after_damage_is_not_cut(tmp_path):
         writer.seek(at)
         writer.write(data)
     before = file.read_bytes()
-    with pytest.raises(Corrupt, match="row I"):
+    with pytest.raises(StoreDamaged, match="row I"):
         reopen(root)
     assert file.read_bytes() == before
 
@@ -137,7 +137,7 @@ def test_damage_below_what_a_foreign_consume_queue_knows_is_not_cut(tmp_path):
         writer.seek(4)
         writer.write(bytes(4))
     before = file.read_bytes()
-    with pytest.raises(Corrupt, match="row I"):
+    with pytest.raises(StoreDamaged, match="row I"):
         reopen(root)
     assert file.read_bytes() == before
 

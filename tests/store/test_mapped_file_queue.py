@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
+from raymq.store.base.errors import Corrupt, StorageFull, StoreDamaged, Unavailable, Unreadable
 from raymq.store.base.files import Files
 from raymq.store.base.rules import READABLE_RULE
 from raymq.store.log.flush import FlushFailed
@@ -127,7 +127,7 @@ def test_a_foreign_name_is_damage_and_names_the_file(queue, name):
 def test_a_missing_file_in_the_middle_is_damage(queue):
     fill(queue, 3)
     queue.files[1].destroy()
-    with pytest.raises(Corrupt) as caught:
+    with pytest.raises(StoreDamaged) as caught:
         reopened(queue)
     assert (caught.value.expected, caught.value.found) == (SIZE, 2 * SIZE)
 
@@ -135,7 +135,7 @@ def test_a_missing_file_in_the_middle_is_damage(queue):
 def test_a_name_between_the_multiples_is_damage(queue):
     queue.create_next()
     os.rename(queue.files[0].path, queue.directory / f"{100:020d}")
-    with pytest.raises(Corrupt, match="multiples"):
+    with pytest.raises(StoreDamaged, match="multiples"):
         reopened(queue)
 
 
@@ -508,7 +508,7 @@ def test_a_bad_sector_among_many_places_is_corrupt_at_its_offset(tmp_path):
     good = 2 * SECTOR
     assert read_each(queue, [good, 0], 8, 4 * SECTOR) == bytes(16)
     for places in ([good, good + SECTOR], [good + SECTOR, 0], [good + SECTOR - 4]):
-        with pytest.raises(Corrupt) as caught:
+        with pytest.raises(Unreadable) as caught:
             read_each(queue, places, 8, 4 * SECTOR)
         assert (caught.value.offset, caught.value.rule) == (good + SECTOR, READABLE_RULE)
     queue.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Rejected, TopicOnOtherShards, TopicWithOtherQueues
 from raymq.store.state.shard_state import (
     CLEANUP_POLICY,
     COMPACTION,
@@ -72,8 +72,12 @@ def test_a_topic_that_grew_may_be_created_again_with_its_queues_and_with_the_for
     assert topic is not None
     for queues in (8, 4):
         assert check_new_topic("t", queues, (0, 1), {"t": topic}) is None
-    with pytest.raises(Rejected, match="exists with 8 queues"):
+    with pytest.raises(TopicWithOtherQueues, match="exists with 8 queues") as other:
         check_new_topic("t", 5, (0, 1), {"t": topic})
+    assert (other.value.field, other.value.limit, other.value.queues) == ("queues", 8, 8)
+    with pytest.raises(TopicOnOtherShards, match="exists with 8 queues") as moved:
+        check_new_topic("t", 8, (0, 1, 2), {"t": topic})
+    assert (moved.value.field, moved.value.limit, moved.value.shards) == ("shards", [0, 1], [0, 1])
     with pytest.raises(Rejected, match="exists with 8 queues"):
         check_new_topic("t", 4, (0, 1), {"t": topic}, {CLEANUP_POLICY: COMPACTION})
 

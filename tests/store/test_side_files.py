@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.base.errors import Bug, Corrupt, Rejected, Unavailable
+from raymq.store.base.errors import Bug, Rejected, StoreDamaged, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
 from raymq.store.log.control_files.checkpoint import Checkpoint
@@ -140,7 +140,7 @@ def test_two_damaged_slots_are_never_taken_for_a_fresh_replica(files, tmp_path):
     data[20] ^= 1
     data[SLOT_BYTES + 20] ^= 1
     (tmp_path / "meta").write_bytes(data)
-    with pytest.raises(Corrupt, match="neither slot is valid") as caught:
+    with pytest.raises(StoreDamaged, match="neither slot is valid") as caught:
         Meta.open(tmp_path / "meta", files=files)
     assert caught.value.path == str(tmp_path / "meta")
 

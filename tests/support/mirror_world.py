@@ -41,7 +41,7 @@ from raymq.replication.wire import (
     encode,
 )
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt
+from raymq.store.base.errors import ChainDamaged, Corrupt
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import PROMISES, Ends, own_durable
 from raymq.store.log.chain import ChainUnit
@@ -203,7 +203,7 @@ class MemoryLog:
         base = units[0].start
         for unit in units:
             if crc32c(bytes(data[unit.start - base : unit.end - base])) != unit.crc:
-                raise Corrupt("damaged", offset=unit.start, rule="chain crc")
+                raise ChainDamaged("damaged", offset=unit.start, rule="chain crc")
 
 
 @dataclass

@@ -10,9 +10,15 @@ from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.transport.routes import Routes
 from raymq.cluster.cluster import Cluster
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Unavailable
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    NotLeading,
+    RayMQError,
+    ReplicaBehind,
+    Unavailable,
+)
 from raymq.store.base.status import PutStatus
-from raymq.store.records.requests import REPLICA_BEHIND, FetchRequest, FetchSlice, PutRequest
+from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeQueue, answer_put
 from tests.support.tcp_proxy import TcpProxy
 
@@ -139,11 +145,11 @@ class Replica(FakeBackend):
     def _check_seen(self, request: FetchRequest, seen_epoch: int) -> None:
         """As actors/follower/reads.py."""
         if seen_epoch > self.epoch:
-            raise Unavailable("another epoch", field=REPLICA_BEHIND)
+            raise ReplicaBehind("another epoch")
         for queue_id, offset in request.offsets.items():
             entry = self.queues.get((request.topic, queue_id), FakeQueue())
             if offset > entry.max_offset:
-                raise Unavailable("not yet", field=REPLICA_BEHIND)
+                raise ReplicaBehind("not yet")
             if offset < entry.min_offset:
                 raise Unavailable("deleted here", field="replica")
 
@@ -168,11 +174,11 @@ class Replica(FakeBackend):
             return
         self.refused += 1
         self._changed.notify_all()
-        raise Unavailable(
+        raise NotLeading(
             "this replica does not lead",
             field="leader",
             status=PutStatus.SERVICE_NOT_AVAILABLE.value,
-            limit=None if self.leader is None else self._replicas.endpoints[self.leader],
+            endpoint=None if self.leader is None else self._replicas.endpoints[self.leader],
             epoch=self.epoch,
         )
 

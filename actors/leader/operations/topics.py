@@ -14,7 +14,7 @@ from raymq.actors.api.operations import (
     optional,
     unnamed,
 )
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import TopicOnOtherShards
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.topics import QUEUES_MAX
 
@@ -39,10 +39,11 @@ def create_topic(
     leader.check_serving()
     joined = list(range(joined_shards(leader)))
     if on_all and name not in leader.store.state.topics and shards != joined:
-        raise Rejected(
+        raise TopicOnOtherShards(
             f"a new topic is on the shards {joined} now",
             field="shards",
             limit=joined,
+            shards=joined,
             found=call_arguments.shown(shards),
         )
 

@@ -24,7 +24,7 @@ from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol import tls as tls_files
 from raymq.actors.protocol.grpc_polling import read_in_waiting_threads
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable, to_wire
+from raymq.store.base.errors import AnotherShard, RayMQError, Rejected, Unavailable, to_wire
 from raymq.store.base.files import Files
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -134,7 +134,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         for name in ("cluster_id", "shard"):
             want = request.get(name)
             if want is not None and want != mine[name]:
-                raise Rejected(
+                raise AnotherShard(
                     f"this is {name} {mine[name]!r}, not {want!r}: the address belongs to another "
                     "shard or cluster now",
                     field=name,

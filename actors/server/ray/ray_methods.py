@@ -20,7 +20,7 @@ from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_acks, unpack_call
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import AnotherShard, Bug, RayMQError, Rejected, Unavailable
 from raymq.store.records.record import PUT_SCHEMA, SmallBatch
 from raymq.store.records.requests import FetchSlice, PutOutcome
 
@@ -211,7 +211,7 @@ class RayMethods:
     def _check_identity(self, cluster_id: str) -> None:
         mine = self._backend.identity()["cluster_id"]
         if cluster_id != mine:
-            raise Rejected(
+            raise AnotherShard(
                 f"this is cluster_id {mine!r}, not {cluster_id!r}: the name belongs to another cluster now",
                 field="cluster_id",
                 limit=mine,

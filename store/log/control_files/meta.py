@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.base.errors import Corrupt, Rejected, StoreDamaged
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 
@@ -90,7 +90,7 @@ def _newest_slot(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
     slots = [data[:SLOT_BYTES], data[SLOT_BYTES : 2 * SLOT_BYTES]]
     found = [parsed for parsed in map(_parse_slot, slots) if parsed is not None]
     if not found and all(any(slot) for slot in slots):
-        raise Corrupt(
+        raise StoreDamaged(
             f"{path} is damaged: neither slot is valid, so the promises of this replica are "
             "unknown. Rebuild the replica from its peer, or restore the file.",
             path=str(path),

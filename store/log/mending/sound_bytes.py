@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raymq.store.base.checksum import crc32c
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, ReplicaBehind
 from raymq.store.base.rules import COVERAGE_RULE, CRC_RULE
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.commit_log import CommitLog
@@ -97,7 +97,7 @@ def _window_below(log: CommitLog, start: int, stop: int, end: int) -> ChainWindo
     """The linked chain units of [start, stop). Raises: Unavailable if they end above `end`, Corrupt without them."""
     if stop > end:
         fault = f"this replica has confirmed bytes up to {end} only"
-        raise Unavailable(fault, field="confirmed", limit=end)
+        raise ReplicaBehind(fault, field="confirmed", limit=end)
     try:
         window = window_of(log, start, stop)
     except FileNotFoundError:

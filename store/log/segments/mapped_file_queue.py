@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, StorageFull, Unavailable, require
+from raymq.store.base.errors import Corrupt, StorageFull, StoreDamaged, Unavailable, require
 from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 from raymq.store.base.rules import FILE_NAME_RULE
@@ -223,7 +223,7 @@ def check_contiguous(path: Path, before: int | None, file_size: int) -> int:
     start = int(path.name)
     expected = start if before is None else before + file_size
     if start != expected or start % file_size:
-        raise Corrupt(
+        raise StoreDamaged(
             f"{path.parent} has a gap: {path.name} was found, {file_name(expected)} was expected "
             f"(files follow each other and begin at multiples of {file_size})",
             path=str(path),
