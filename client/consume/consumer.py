@@ -120,7 +120,7 @@ class Consumer(OpenClient):
         self._retry_shards: set[int] = set()
 
         self._routes = Routes.of(cluster)
-        self._route = self._routes.topic(topic)
+        self._route = self._routes.topics.find(topic)
         #: the columns of `poll_batch` stay as they are
         self._values = self._route.values
         wanted = list(range(self._route.queues) if config.queues is None else config.queues)
@@ -136,7 +136,7 @@ class Consumer(OpenClient):
         )
         begins = self._begin(wanted, shards, config.start, state.chosen)
         if config.queues is None:
-            state.look_for_queues = partial(self._routes.look_for_queues, self._weakly())
+            state.look_for_queues = partial(self._routes.topics.look_for_queues, self._weakly())
         self._assigned = AssignedQueues(
             self._routes,
             state,
@@ -226,7 +226,7 @@ class Consumer(OpenClient):
 
         Callers: a thread of the routes. Raises: RayMQError; it is called again.
         """
-        route = self._routes.cached_topic(self.topic)
+        route = self._routes.topics.cached(self.topic)
         if route is None or route.queues == self._route.queues or forks.count != self._forks:
             return
         added = list(range(self._route.queues, route.queues))

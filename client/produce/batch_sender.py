@@ -18,7 +18,8 @@ from typing_extensions import Unpack
 from raymq.client import forks
 from raymq.client.arguments import wait_s
 from raymq.client.client_thread import ClientThread
-from raymq.client.transport.routes import Routes, TopicRoute
+from raymq.client.transport.routes import Routes
+from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
@@ -107,7 +108,7 @@ class BatchSender:
 
         Raises: Rejected when the topic does not exist or this BatchSender is closed; Unavailable.
         """
-        route = self._routes.cached_topic(name)
+        route = self._routes.topics.cached(name)
         if route is not None:
             return route
         until_ms = self._clock.monotonic_ms() + self.config.max_block_ms
@@ -123,11 +124,11 @@ class BatchSender:
     def _ask_for(self, name: str, *, follow_s: float | None = None) -> TopicRoute:
         """Look a topic up once. A shard that does not answer has stored nothing of the send that needs the topic.
 
-        Args: `follow_s`: see `Routes.topic`.
+        Args: `follow_s`: see `TopicRoutes.find`.
         Raises: Rejected; Unavailable.
         """
         try:
-            return self._routes.topic(name, follow_s=follow_s)
+            return self._routes.topics.find(name, follow_s=follow_s)
         except RayMQError as error:
             if not error.retriable:
                 raise
@@ -250,7 +251,7 @@ class BatchSender:
             return found[1]
         if topic in SHARD_TOPICS:
             return self._shard_senders.get(queue_id)
-        route = self._routes.cached_topic(topic)
+        route = self._routes.topics.cached(topic)
         return None if route is None else self._shard_senders.get(route.shard_of(queue_id))
 
     def _queue(self, topic: str, queue_id: int) -> tuple[QueueSequence, ShardSender]:
@@ -295,7 +296,7 @@ class BatchSender:
 
     def _watch(self) -> None:
         while not self._closed.wait(CHECK_S):
-            for check in [self._routes.look_for_queues, *self._checks()]:
+            for check in [self._routes.topics.look_for_queues, *self._checks()]:
                 try:
                     check()
                 except BaseException:

@@ -28,7 +28,8 @@ from raymq.client.handle import ClusterHandle
 from raymq.client.messages.columns import put_batch
 from raymq.client.messages.partitioner import queue_of, queues_of
 from raymq.client.messages.queue_split import pieces
-from raymq.client.transport.routes import Routes, TopicRoute
+from raymq.client.transport.routes import Routes
+from raymq.client.transport.topic_routes import TopicRoute
 from raymq.client.unclosed import flush_at_exit, warn_unclosed
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected
@@ -86,7 +87,7 @@ class MessageBatcher:
         self.batch_sender = BatchSender(
             routes, on_answered=on_answered, clock=self._clock, **options
         )
-        self._cached_topic = routes.cached_topic
+        self._cached_topic = routes.topics.cached
         self._forks = forks.count
         self.config = self.batch_sender.config
         self._batch_bytes = self.config.batch_bytes

@@ -7,7 +7,8 @@ actor_names     the names of a cluster's actors in Ray
 fetch_thread    fetches from one shard, over a stream that is opened again when it breaks
 ask             asks several shards at the same time
 away            repeats a call while a shard is away
-routes          addresses of shards, and topics
+routes          addresses of shards
+topic_routes    the topics, and the shards of their queues
 nearest         reads from the nearest replica of a shard
 locality        whether an endpoint is on this machine
 """

@@ -25,6 +25,8 @@ Answer = TypeVar("Answer")
 #: between two searches for the leader of a shard: doubled with each one
 SEARCH_PAUSE_MS = 50
 SEARCH_PAUSE_MS_MAX = 400
+#: a replica that runs says at once who leads
+LEADER_TIMEOUT_S = 1.0
 #: a stream or call without an answer for this long may be at a replica that leads no more: the others are asked
 SILENT_MS = 2_000
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,25 +25,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from raymq.client.arguments import check_number
-from raymq.client.messages.topic_values import TopicValues
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     DeliveryUnknown,
     NotLeading,
     RayMQError,
-    Rejected,
     Unavailable,
     UntrustedReplica,
     UntrustedServer,
 )
-from raymq.store.base.format import check_topic_name
 from raymq.store.base.status import PutStatus
-from raymq.store.state.topics import refuse_system_topic
 
 from .actor_names import actor_name
 from .ask import (
+    LEADER_TIMEOUT_S,
     SILENT_MS,
     ask,
     first,
@@ -62,6 +57,7 @@ from .connection import (
     open_connection,
 )
 from .flight_client import CALL_TIMEOUT_S
+from .topic_routes import TopicRoutes
 
 if TYPE_CHECKING:
     from .ray_connection import RayShardConnection
@@ -70,53 +66,10 @@ logger = logging.getLogger("raymq")
 
 #: a lookup must not delay the tries of other endpoints for long
 LOOKUP_TIMEOUT_S = 5.0
-#: a replica that runs says at once who leads
-LEADER_TIMEOUT_S = 1.0
-#: how often clients look whether their topics have got more queues
-TOPICS_AGE_S = 30.0
 #: a new stream asks for the endpoints of all replicas if they were asked for longer ago
 REPLICAS_AGE_S = 30.0
 
 Resolver = Callable[[], Mapping[int, str]]
-
-
-class TopicRoute(NamedTuple):
-    """A topic: queue q lives on shard `shards[q % len(shards)]`."""
-
-    name: str
-    queues: int
-    shards: tuple[int, ...]
-    #: queues at its creation: the others were added later
-    first_queues: int = 0
-    values: TopicValues = TopicValues("")
-
-    def shard_of(self, queue_id: int) -> int:
-        """The shard that stores a queue. Raises: Rejected for another number."""
-        if type(queue_id) is not int:
-            check_number("queue_id", queue_id, 0)
-        if not 0 <= queue_id < self.queues:
-            raise Rejected(
-                f"topic {self.name} has the queues 0 to {self.queues - 1}, not {queue_id}",
-                field="queue_id",
-                limit=self.queues - 1,
-            )
-        return self.shards[queue_id % len(self.shards)]
-
-    def is_older_than(self, other: TopicRoute) -> bool:
-        """Whether the other one has more queues or columns."""
-        columns = len(self.values.names), len(other.values.names)
-        return self.queues < other.queues or columns[0] < columns[1]
-
-    def queues_of(self, shard: int) -> list[int]:
-        """The ids of the queues that a shard stores."""
-        return [queue_id for queue_id in range(self.queues) if self.shard_of(queue_id) == shard]
-
-
-def _topic_route(name: str, facts: dict[str, Any]) -> TopicRoute:
-    """The route of a topic, of an answer of operation `topics`."""
-    queues = int(facts["queues"])
-    first = int((facts.get("former_queues") or [queues])[0])
-    return TopicRoute(name, queues, tuple(facts["shards"]), first, TopicValues.of(name, facts))
 
 
 class LeaderRoute(NamedTuple):
@@ -169,17 +122,13 @@ class Routes:
     def __post_init__(self) -> None:
         self.endpoints = dict(self.endpoints)
         self.replica_endpoints = dict(self.replica_endpoints)
-        self._topics: dict[str, TopicRoute] = {}
-        #: topics whose schema this version does not know
-        self._unusable_topics: dict[str, Rejected] = {}
+        self.topics = TopicRoutes(self)
         #: guards the fields above and these
         self._lock = threading.Lock()
         #: shard -> epoch of the leader at its endpoint, if it is known
         self._epochs: dict[int, int] = {}
         #: shard -> its route when a try failed last, until a try succeeds
         self._failed: dict[int, LeaderRoute] = {}
-        #: when all topics were asked for last
-        self._topics_asked_s = -math.inf
         #: when the endpoints of all replicas were asked for last
         self._asked_s = -math.inf
         #: shard -> the unclean recoveries that a warning was logged for
@@ -350,6 +299,11 @@ class Routes:
             ask_who_leads=lambda leave: leave(),
             silent_ms=silent_ms,
         )
+
+    def known_shards(self) -> list[int]:
+        """The shards with an endpoint."""
+        with self._lock:
+            return sorted(self.endpoints)
 
     def refresh(self) -> None:
         """Look up all endpoints again, through the resolver or any shard that answers.
@@ -763,102 +717,3 @@ class Routes:
         """One try, over a connection of its own: a thread that no caller waits for any more leaves none open."""
         with closing(self.connect(shard)) as connection:
             return connection.call(op, args, timeout=timeout_s)
-
-    # --- topics -----------------------------------------------------------------------------------
-
-    def cached_topic(self, name: str) -> TopicRoute | None:
-        """A topic's queues, if they were looked up before."""
-        return self._topics.get(name)
-
-    def topic(self, name: str, *, follow_s: float | None = None) -> TopicRoute:
-        """A topic's queues.
-
-        Args: `follow_s`: how long leaders are looked for, if they may change; None: as long as a call may take.
-        Raises: Rejected for an unknown topic; Unavailable.
-        """
-        route = self._topics.get(name)
-        if route is not None:
-            return route
-
-        if self.fails_over:
-            self._note_topics(
-                self.first("topics", {}, CALL_TIMEOUT_S if follow_s is None else follow_s)
-            )
-            if name not in self._topics:
-                self._ask_leaders_for_topics()
-        else:
-            try:
-                found = self.first("topics", {}, CALL_TIMEOUT_S)
-            except Unavailable:
-                self.refresh()
-                found = self.first("topics", {}, CALL_TIMEOUT_S)
-            self._note_topics(found)
-        route = self._topics.get(name)
-
-        if route is None and name in self._unusable_topics:
-            raise self._unusable_topics[name]
-        if route is None:
-            check_topic_name(name)
-            refuse_system_topic(name)
-            raise Rejected(
-                f"topic {name!r} does not exist; create it first: "
-                f"cluster.create_topic({name!r}) or `raymq topic create {shlex.quote(name)}`",
-                field="topic",
-                limit="an existing topic",
-            )
-
-        return route
-
-    def _note_topics(self, found: dict[str, Any]) -> None:
-        routes, unusable = {}, {}
-        for name, facts in found.items():
-            try:
-                routes[name] = _topic_route(name, facts)
-            except Rejected as error:
-                # A newer client made the topic. The others are as usable as before.
-                unusable[name] = error
-        self.learn_shards(shard for route in routes.values() for shard in route.shards)
-        with self._lock:
-            self._topics_asked_s = self._clock.monotonic()
-            # What is known stays: a shard or a follower may not have heard of a topic or of what was added to it yet.
-            for name, known in self._topics.items():
-                if name not in routes or routes[name].is_older_than(known):
-                    routes[name] = known
-            self._topics = routes
-            self._unusable_topics = unusable
-
-    def look_for_queues(self, on_looked: Callable[[], None] = lambda: None) -> None:
-        """Learn which topics have got more queues, if that was not asked for within TOPICS_AGE_S. Never raises.
-
-        It does so in a thread, unless Ray carries the calls: a process that leaves Ray during a call dies, and no close
-        waits for the thread. Args: `on_looked`: called afterwards. Callers: a thread that `close` waits for.
-        """
-        with self._lock:
-            now_s = self._clock.monotonic()
-            if now_s - self._topics_asked_s < TOPICS_AGE_S:
-                return
-            self._topics_asked_s = now_s
-
-        def look() -> None:
-            try:
-                self._note_topics(self.first("topics", {}, LEADER_TIMEOUT_S))
-                on_looked()
-            except RayMQError:
-                # A failure is met again, and reported, by those who send or read.
-                return
-            except Exception:
-                logger.exception("queues that were added to topics could not be looked for")
-
-        if self.transport == "ray":
-            look()
-        else:
-            in_thread(look, "raymq-topics")
-
-    def _ask_leaders_for_topics(self) -> None:
-        """Learn the topics that a follower, which answered first, does not know yet."""
-        with self._lock:
-            shards = sorted(self.endpoints)
-        self.find_leaders(shards)
-        for _, answer in self.ask(shards, "topics", {}, LEADER_TIMEOUT_S):
-            if not isinstance(answer, RayMQError):
-                self._note_topics(answer)

@@ -76,7 +76,7 @@ class MessageTransport:
 
     def prepare(self, topic: str) -> None:
         """See BatchTransport."""
-        Routes.of(self._cluster).topic(topic)
+        Routes.of(self._cluster).topics.find(topic)
 
     def send(self, topic: str, queue_id: int, rows: pa.RecordBatch, done: Done) -> None:
         """See BatchTransport."""

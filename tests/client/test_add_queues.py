@@ -13,7 +13,7 @@ import pytest
 from raymq.client.consume.consumer import Consumer
 from raymq.client.produce.producer import Producer
 from raymq.client.topics.add_queues import TAKEN_PREFIX, add_queues, spread_over
-from raymq.client.transport import routes as routes_module
+from raymq.client.transport import topic_routes
 from raymq.store.base.errors import RayMQError, Rejected, TopicWithOtherQueues, Unavailable
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_more_queues
@@ -133,7 +133,7 @@ def test_a_topic_that_is_not_there_or_belongs_to_a_queue_is_refused(
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     """Clients look for added queues all the time."""
-    monkeypatch.setattr(routes_module, "TOPICS_AGE_S", 0.0)
+    monkeypatch.setattr(topic_routes, "TOPICS_AGE_S", 0.0)
     cluster = FakeCluster(2)
     cluster.create_topic("t", queues=2)
     yield cluster
@@ -222,9 +222,9 @@ def test_a_follower_that_has_not_heard_of_added_queues_takes_none_away(
 ) -> None:
     routes = cluster.routes()
     add(cluster)
-    assert routes.topic("t").queues == 4
-    routes._note_topics({"t": {"queues": 2, "shards": [0, 1]}})
-    assert routes.topic("t").queues == 4
+    assert routes.topics.find("t").queues == 4
+    routes.topics.note({"t": {"queues": 2, "shards": [0, 1]}})
+    assert routes.topics.find("t").queues == 4
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_a_look_for_queues_that_fails_harms_no_client_and_a_bug_is_logged(
     monkeypatch.setattr(routes, "first", fail)
     # Otherwise another thread looks.
     routes.transport = "ray"
-    monkeypatch.setattr(routes_module, "TOPICS_AGE_S", -1.0)
-    routes.look_for_queues(lambda: pytest.fail("nothing was learned"))
+    monkeypatch.setattr(topic_routes, "TOPICS_AGE_S", -1.0)
+    routes.topics.look_for_queues(lambda: pytest.fail("nothing was learned"))
     assert [each for each in words if each not in caplog.text] == []
     assert bool(caplog.records) == bool(words)
 

@@ -245,7 +245,7 @@ def test_a_gap_that_the_server_sees_is_raised_once(
 
 def test_a_wrong_token_fails_at_once(make_sender: MakeSender, cluster: FakeCluster) -> None:
     routes = cluster.routes()
-    routes.topic("t")
+    routes.topics.find("t")
     routes.token = "wrong"
     with pytest.raises(Rejected) as refused:
         make_sender(routes=routes).send("t", 0, batch([b"x"])).result(10)

@@ -320,7 +320,7 @@ def test_a_producer_that_begins_while_the_known_leader_hangs_finds_the_new_one(
     shard: MovingShard,
 ) -> None:
     routes = shard.routes()
-    routes.topic("t")
+    routes.topics.find("t")
     shard.stop(0)
     new = shard.elect(2, 2, of=shard.replicas[0].kept())
     with closing(BatchSender(routes)) as sender:
@@ -702,9 +702,9 @@ def test_a_topic_that_a_follower_does_not_know_yet_is_found(shard: MovingShard) 
     leader = shard.elect(1, 2)
     leader.create("new")
     # The handle takes replica 0 for the leader.
-    assert shard.routes().topic("new").queues == 1
+    assert shard.routes().topics.find("new").queues == 1
     with pytest.raises(Rejected, match="create it first"):
-        shard.routes().topic("nowhere")
+        shard.routes().topics.find("nowhere")
 
 
 @pytest.mark.usefixtures("patient")
@@ -725,7 +725,7 @@ def test_a_handle_shows_topics_that_the_replica_that_led_before_has_lost(
 def test_topics_are_found_when_the_known_leader_hangs(shard: MovingShard) -> None:
     shard.stop(0)
     shard.elect(1, 2)
-    assert shard.routes().topic("t").queues == 2
+    assert shard.routes().topics.find("t").queues == 2
 
 
 @pytest.mark.usefixtures("patient")

@@ -17,6 +17,7 @@ from raymq.client.consume.range_reader import RangeReader
 from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.transport import connection as connection_module
 from raymq.client.transport import routes as routes_module
+from raymq.client.transport import topic_routes
 from raymq.client.transport.routes import Routes
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
@@ -80,7 +81,7 @@ def test_topics_come_from_the_shard_that_answers_first(handle: Cluster) -> None:
 
 def test_a_producer_finds_a_topic_beside_a_silent_shard(handle: Cluster) -> None:
     routes = Routes.of(handle)
-    assert routes.topic("t").queues == 2
+    assert routes.topics.find("t").queues == 2
 
 
 def test_endpoints_are_looked_up_beside_a_silent_shard(handle: Cluster) -> None:
@@ -92,7 +93,7 @@ def test_endpoints_are_looked_up_beside_a_silent_shard(handle: Cluster) -> None:
 def test_a_send_whose_topic_cannot_be_looked_up_says_that_nothing_was_sent(
     silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_module, "CALL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(topic_routes, "CALL_TIMEOUT_S", 0.1)
     routes = Routes({0: silent}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
     with closing(BatchSender(routes, max_block_ms=0)) as sender:
         for call in (lambda: sender.topic("t"), lambda: sender.send("t", 0, batch([b"x"]))):
@@ -106,10 +107,10 @@ def test_a_send_whose_topic_cannot_be_looked_up_says_that_nothing_was_sent(
 def test_a_refusal_is_raised_when_no_other_shard_answers(
     handle: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_module, "CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(topic_routes, "CALL_TIMEOUT_S", 0.3)
     monkeypatch.setattr(handle_module, "CALL_TIMEOUT_S", 0.3)
     with pytest.raises(Rejected, match="token"):
-        Routes(handle.endpoints, "wrong", cluster_id=CLUSTER_ID).topic("t")
+        Routes(handle.endpoints, "wrong", cluster_id=CLUSTER_ID).topics.find("t")
 
 
 def test_an_operation_on_a_silent_shard_ends_as_unknown(handle: Cluster) -> None:
