@@ -388,7 +388,7 @@ class Cluster(ClusterHandle):
         timeout_s: float = 600.0,
         progress: Progress | None = None,
     ) -> None:
-        """Go on without a majority of a shard's replicas. Messages whose receipts were given may be lost.
+        """Go on without a majority of a shard's replicas: messages whose receipts were given may be lost.
 
         The lost replicas get empty successors, and one of the survivors leads. The old directories are moved aside
         where successors are made. The decision is written to the shard's log, to `cluster.json` and to
