@@ -59,11 +59,7 @@ def add_shards(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> list[int]:
-    """Add shards, or complete an addition of so many that was interrupted. Arguments as of `Cluster.add_shards`.
-
-    Durable: the new record in cluster.json, before any actor is made.
-    Raises: Rejected, StorageFull with nothing changed; Unavailable.
-    """
+    """Add shards, or complete an addition that was interrupted, as `Cluster.add_shards` promises."""
     from raymq.cluster.deploy.start_checks import check_addresses, check_pools
 
     clock, files, report = clock or Clock(), Files(), progress or logger.info

@@ -45,18 +45,10 @@ def drain_node(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> DrainReport:
-    """Hand over each leadership of a node, and wait until it leads nothing.
+    """Hand over each leadership of a node, as `Cluster.drain_node` promises.
 
-    A replica that handed over asks for votes again only when the new leader is lost. So the node leads nothing until
-    then. On the machine of the data directory the drain is noted in `cluster.json`, until the next start: the
-    controller gives no leadership back to the node. Args: `progress`: called with one line of text at a time; None
-    logs the lines.
-
-    Durable: the note, before the first hand-over. While another command works on the data directory there is none, and
-    a line of `progress` says so.
-
-    Raises: Rejected for a node that has no replica, or leads a shard that no other replica can lead: nothing was done.
-    Unavailable when it still leads a shard at the end of the time.
+    A replica that handed over asks for votes again only when the new leader is lost. The note in `cluster.json` keeps
+    the controller from giving a leadership back.
     """
     clock, report = clock or Clock(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)

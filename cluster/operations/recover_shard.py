@@ -183,7 +183,7 @@ def find_plan(
     nodes: Mapping[int, str] | None = None,
     clock: Clock | None = None,
 ) -> RecoveryPlan:
-    """`plan_recovery` of a running cluster. Raises: Rejected, Unavailable.
+    """Find what a recovery would give up, as `Cluster.plan_recovery` promises.
 
     If an earlier recovery ended before it wrote into the log of the shard, that is done first.
     """
@@ -227,15 +227,10 @@ def recover_shard(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Give up the lost replicas of a shard, and wait until their empty successors are complete.
-
-    Args: `plan`: what the operator has accepted. `nodes`: lost replica -> the node of its successor, where that is
-    another one. `progress`: called with one line of text at a time; None logs the lines.
+    """Give up the lost replicas of a shard, as `Cluster.recover_shard` promises.
 
     Durable: what is given up and the new placement in cluster.json, after the lost replicas' processes have ended and
     before any is made.
-    Raises: Rejected with nothing changed, also if more would be given up than the plan says. Unavailable when the
-    cluster does not run, or the successors are not complete in time. They go on by themselves.
     """
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)

@@ -53,14 +53,9 @@ def replace_replica(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Give a replica's place to a new, empty one, and wait until that one is complete.
-
-    Args: `node`: where the new one is, None: where the old one was. `progress`: called with one line of text at a time;
-    None logs the lines.
+    """Give a replica's place to a new, empty one, as `Cluster.replace_replica` promises.
 
     Durable: the new placement in cluster.json, after the old actors have ended and before any is made.
-    Raises: Rejected when that must not be done, with nothing changed. Unavailable when the cluster does not run, no
-    replica leads the shard, or the new replica is not complete in time. That one goes on by itself.
     """
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)

@@ -39,15 +39,7 @@ def rolling_restart(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Restart all replicas of all shards, one after the other.
-
-    Args: `replica_timeout_s`: how long one of them may take. `progress`: called with one line of text at a time; None
-    logs the lines.
-
-    Raises: Rejected for shards that cannot do without a replica, with nothing changed. Unavailable when a replica is
-    away or not complete before it begins, or is not complete again in time. The replicas after that one go on as they
-    were, and the call may be repeated.
-    """
+    """Restart all replicas of all shards, one after the other, as `Cluster.rolling_restart` promises."""
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     paths = local_paths(cluster)
 

@@ -66,12 +66,9 @@ def set_replicas(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Give each shard so many replicas, and wait until all count. The arguments are those of `Cluster.set_replicas`.
+    """Give each shard so many replicas, as `Cluster.set_replicas` promises.
 
-    Durable: each of the two steps in cluster.json, before any process is made for it. A call that ended early is
-    completed by the same call.
-    Raises: Rejected with nothing changed. Unavailable when the cluster does not run, or the new replicas have not
-    everything in time.
+    Durable: each of the two steps in cluster.json, before any process is made for it.
     """
     clock, files, report = clock or Clock(), Files(), progress or logger.info
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
