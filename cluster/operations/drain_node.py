@@ -90,7 +90,7 @@ def drain_node(
 
 def _note_drained(operation: OperationCall, node: str) -> None:
     """Keep the controller from giving a leadership back to the node. A program elsewhere cannot."""
-    if operation.cluster.data_dir is None:
+    if operation.cluster.data_dir is None or not operation.files.exists(operation.paths.cluster):
         return
     with operation.locked():
         record = operation.record
