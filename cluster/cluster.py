@@ -324,7 +324,8 @@ class Cluster(ClusterHandle):
         Raises:
             Rejected: it leads, is the only one that may lead, or may have the last copy of confirmed messages; or the
                 node cannot have it. Nothing was changed.
-            Unavailable: the cluster does not run, or the new replica is not complete in time. It goes on by itself.
+            Unavailable: the cluster does not run, no replica leads the shard, or the new replica is not complete in
+                time. It goes on by itself.
         """
         from .operations.replace_replica import replace_replica
 
@@ -387,7 +388,7 @@ class Cluster(ClusterHandle):
         timeout_s: float = 600.0,
         progress: Progress | None = None,
     ) -> None:
-        """Go on without a majority of a shard's replicas. Messages whose receipts were given may be lost.
+        """Go on without a majority of a shard's replicas: messages whose receipts were given may be lost.
 
         The lost replicas get empty successors, and one of the survivors leads. The old directories are moved aside
         where successors are made. The decision is written to the shard's log, to `cluster.json` and to
@@ -401,11 +402,11 @@ class Cluster(ClusterHandle):
             timeout_s: seconds until all successors must be complete; 600 by default.
             progress: called with one line of text at a time; None (default) logs the lines.
 
-        Durable: what is given up and the new placement, before any successor is made.
+        Durable: what is given up and the new placement, after the processes of the lost replicas have ended.
 
         Raises:
-            Rejected: `accept_loss` is not True, the shard has enough replicas, nothing could be recovered, or the plan
-                is not true any more. Nothing was changed.
+            Rejected: `accept_loss` is not True, the shard has enough replicas, nothing could be recovered, or more
+                would be given up than the plan says. Nothing was changed.
             Unavailable: the cluster does not run, or the successors are not complete in time. They go on by themselves.
         """
         from .operations.recover_shard import recover_shard
@@ -425,7 +426,7 @@ class Cluster(ClusterHandle):
         """Restart every process, one replica after the other, while producers and consumers go on.
 
         Each replica is complete again before the next one ends. Leaders hand over first: sends wait for less than a
-        second then. Afterwards other replicas lead than before.
+        second then. Over several nodes the former leaders lead again at the end. On one machine other replicas do.
 
         Args:
             replica_timeout_s: seconds that one replica may take to end, to start and to catch up; 120 by default.
@@ -433,8 +434,8 @@ class Cluster(ClusterHandle):
 
         Raises:
             Rejected: with one or two replicas a shard would be away. Nothing was changed.
-            Unavailable: a replica is away or not complete; or the cluster does not run. Repeat the call when the
-                shards have all of their replicas.
+            Unavailable: a replica is away or not complete, before it ends or in time after it; or the cluster does not
+                run. The replicas after that one go on as they were. Repeat the call when the shards have all replicas.
         """
         from .operations.rolling_restart import rolling_restart
 
@@ -488,12 +489,17 @@ class Cluster(ClusterHandle):
     ) -> DrainReport:
         """Let other nodes lead every shard that a node leads, and wait until it leads nothing.
 
-        The node leads again only after another loss of a leader, a start of the cluster, or `move_leader`.
+        The node leads again only after another loss of a leader, a start of the cluster, or `move_leader`. On the
+        machine of the data directory the drain is noted until the next start, so that the controller gives the node no
+        leadership back.
 
         Args:
             node: the label of the node.
             timeout_s: seconds until it must lead nothing; 120 by default.
             progress: called with one line of text at a time; None (default) logs the lines.
+
+        Durable: the note, before the first leadership moves. While another command works on the data directory there is
+        none, and a line of `progress` says so.
 
         Raises:
             Rejected: the node has no replica, or leads a shard that no other replica can lead. Nothing was done.

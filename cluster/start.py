@@ -9,8 +9,8 @@ import logging
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
@@ -28,7 +28,7 @@ from .deploy.start_checks import check_addresses, check_pools
 from .locked_call import LockedCall
 from .operations import add_shards
 from .record import cluster_record
-from .record.cluster_record import ClusterRecord, StartOptions, store_config
+from .record.cluster_record import ClusterRecord, StartOptions
 from .record.paths import (
     ClusterPaths,
     directory_lock,
@@ -51,8 +51,6 @@ class StartPlan(NamedTuple):
     stored: ClusterRecord | None
     #: the record of this start
     record: ClusterRecord
-    #: the options of its stores
-    options: dict[str, Any]
 
 
 #: what the shards get after a new Ray has started, however late that was
@@ -183,7 +181,7 @@ class _Start(LockedCall):
     def run(self, plan: StartPlan, address: str | None) -> Cluster:
         """Create or find the actors. Returns: a handle on the cluster, which serves."""
         paths, files = self._paths, self._files
-        stored, record, options = plan
+        stored, record = plan
         first = stored is None
         token = load_or_make_token(paths, files)
         ca = _save_authority(paths, record, files)
@@ -201,8 +199,9 @@ class _Start(LockedCall):
             if first:
                 self._save(record)
 
-            specs = actor_set.specs(record, paths, token, options, ca)
-            actors, ours = actor_set.create(ray, record, specs, timeout_s=self._left_s())
+            actors, ours = actor_set.converge(
+                ray, record, paths, token, ca, timeout_s=self._left_s()
+            )
             self._save(record)
 
             # "auto" may mean another Ray in another shell.
@@ -343,7 +342,7 @@ def plan_start(
         )
 
     check_pools(paths, record, files)
-    return StartPlan(stored, record, asdict(store_config(record)))
+    return StartPlan(stored, record)
 
 
 def _save_authority(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import pydoc
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -31,6 +32,7 @@ from raymq.client.produce.message_encoder import MessageEncoder
 from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.console import EXIT_OK, EXIT_UNAVAILABLE, Console, exit_code
 from raymq.cluster.cli.doctor import _FILES_FAIL, _FILES_WARN
+from raymq.cluster.cli.grammar import commands_of_grammar
 from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
@@ -198,6 +200,51 @@ def test_a_message_of_each_codec_has_the_value_that_was_sent(name: str) -> None:
 def test_a_text_that_lists_the_codecs_has_all_of_them(text: str) -> None:
     listed = re.findall(r"[\"`]([\w-]+)[\"`]", text)
     assert set(_CODECS) <= set(listed)
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+#: method of `Cluster` -> the function that does it
+OPERATIONS = {
+    "add_column": "raymq.client.topics.add_column:add_column",
+    "add_queues": "raymq.client.topics.add_queues:add_queues",
+    "create_topic": "raymq.client.topics.new_topic:create_topic",
+    "add_shards": "raymq.cluster.operations.add_shards:add_shards",
+    "drain_node": "raymq.cluster.operations.drain_node:drain_node",
+    "plan_recovery": "raymq.cluster.operations.recover_shard:find_plan",
+    "recover_shard": "raymq.cluster.operations.recover_shard:recover_shard",
+    "replace_replica": "raymq.cluster.operations.replace_replica:replace_replica",
+    "rolling_restart": "raymq.cluster.operations.rolling_restart:rolling_restart",
+    "set_replicas": "raymq.cluster.operations.set_replicas:set_replicas",
+}
+
+
+@pytest.mark.parametrize("method", OPERATIONS)
+def test_the_promise_of_an_operation_is_in_the_docstring_of_its_method_alone(method: str) -> None:
+    function = pydoc.locate(OPERATIONS[method].replace(":", "."))
+    text = inspect.getdoc(function) or ""
+    assert f"`Cluster.{method}`" in text
+    assert not re.search("^(?:Args|Returns|Raises):", text, re.MULTILINE)
+
+    promised = inspect.signature(getattr(raymq.Cluster, method)).parameters
+    taken = inspect.signature(cast("Any", function)).parameters
+    for name in promised.keys() & taken.keys():
+        if taken[name].default is not inspect.Parameter.empty:
+            assert taken[name].default == promised[name].default, name
+
+
+def test_an_option_of_the_command_line_has_the_default_of_its_operation() -> None:
+    compared = set()
+    for command in commands_of_grammar():
+        if command.text.startswith("= "):
+            method = command.text.removeprefix("= ")
+            parameters = inspect.signature(getattr(raymq.Cluster, method)).parameters
+            for names, given in command.options:
+                name = given.get("dest", names[-1].lstrip("-").replace("-", "_"))
+                if "default" in given and name in parameters and given["default"]:
+                    assert given["default"] == parameters[name].default, (method, name)
+                    compared.add((method, name))
+    assert {("add_shards", "count"), ("rolling_restart", "replica_timeout_s")} <= compared
 
 
 # --- numbers --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The command line: grammar, commands, doctor, Grafana.
 
-main              the grammar, with the help of each option
+main              the parser and the exit codes
+grammar           every command with its options and their help, as a table
 commands          commands on a cluster and this machine
 shard_commands    `raymq shard ...`
 message_commands  `raymq produce` and `raymq consume`
@@ -12,5 +13,5 @@ grafana           the Grafana dashboard
 store_commands    `raymq store ...`, on directories
 store_import      sends exported rows to a cluster
 store_progress    progress of a long walk over a store
-console           input, output, exit codes and the connection of all commands
+console           input, output, exit codes and the connection of all commands; those that call one method
 """

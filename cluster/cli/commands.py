@@ -15,7 +15,15 @@ from raymq.actors.protocol.tls import url_of
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 
-from .console import EXIT_FAULT, EXIT_OK, EXIT_UNAVAILABLE, Console, cluster_of, connect
+from .console import (
+    EXIT_FAULT,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    ClusterOperation,
+    Console,
+    cluster_of,
+    connect,
+)
 from .status_text import status_lines
 
 #: results of parsing `raymq start` that are no options of the function `start`
@@ -66,13 +74,15 @@ def status(options: argparse.Namespace, console: Console) -> int:
     return codes.get(facts["state"], EXIT_FAULT)
 
 
-def topic_list(options: argparse.Namespace, console: Console) -> int:
-    """raymq topic list"""
-    with cluster_of(options, console) as cluster:
-        topics = cluster.topics()
-    lines = [f"{name}\t{facts['queues']} queues" for name, facts in topics.items()]
-    console.result(options, topics, *lines)
-    return EXIT_OK
+TOPIC_LIST = ClusterOperation(
+    "topics",
+    "",
+    "",
+    lambda options, cluster, topics: (
+        topics,
+        [f"{name}\t{facts['queues']} queues" for name, facts in topics.items()],
+    ),
+)
 
 
 def topic_create(options: argparse.Namespace, console: Console) -> int:
@@ -114,29 +124,29 @@ def topic_add_column(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
-def topic_add_queues(options: argparse.Namespace, console: Console) -> int:
-    """raymq topic add-queues TOPIC --queues N"""
-    with cluster_of(options, console) as cluster:
-        added = cluster.add_queues(
-            options.topic, options.queues, break_key_order=options.break_key_order
-        )
+def _queues_added(
+    options: argparse.Namespace, cluster: Any, added: bool
+) -> tuple[dict[str, Any], list[str]]:
     facts = {"topic": options.topic, "queues": options.queues, "added": added}
     outcome = f"has {options.queues} queues" + ("" if added else " already")
-    console.result(options, facts, f"{options.topic}: {outcome}")
-    return EXIT_OK
+    return facts, [f"{options.topic}: {outcome}"]
 
 
-def topic_describe(options: argparse.Namespace, console: Console) -> int:
-    """raymq topic describe TOPIC"""
-    with cluster_of(options, console) as cluster:
-        facts = cluster.describe_topic(options.topic)
+ADD_QUEUES = ClusterOperation("add_queues", "topic queues", "break_key_order", _queues_added)
+
+
+def _described(
+    options: argparse.Namespace, cluster: Any, facts: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     lines = [f"{facts['topic']}: {facts['messages']} messages", *_topic_facts(facts)]
     lines += [
         f"  queue {queue['queue_id']} on shard {queue['shard']}: [{queue['min_offset']}, {queue['max_offset']})"
         for queue in facts["queues"]
     ]
-    console.result(options, facts, *lines)
-    return EXIT_OK
+    return facts, lines
+
+
+TOPIC_DESCRIBE = ClusterOperation("describe_topic", "topic", "", _described)
 
 
 def _topic_facts(facts: dict[str, Any]) -> Iterator[str]:

@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -102,6 +104,34 @@ class Console:
 def cluster_of(options: argparse.Namespace, console: Console) -> Any:
     """The cluster that `--cluster` and `--token-file` name. Raises: the errors of `raymq.connect`."""
     return connect(options.cluster, options.token_file, console)
+
+
+#: the options and the cluster of a command, and what a method of the cluster returned -> the result: JSON, and lines
+Show = Callable[[argparse.Namespace, Any, Any], tuple[Any, list[str]]]
+
+
+@dataclass(frozen=True)
+class ClusterOperation:
+    """A command that calls one method of the cluster, and shows the result."""
+
+    method: str
+    #: names of the options that are its arguments, and of those that are its keywords
+    arguments: str
+    keywords: str
+    show: Show
+    #: whether it reports its progress
+    long: bool = False
+
+    def __call__(self, options: argparse.Namespace, console: Console) -> int:
+        given: dict[str, Any] = {name: getattr(options, name) for name in self.keywords.split()}
+        if self.long:
+            given["progress"] = console.note
+        with cluster_of(options, console) as cluster:
+            arguments = (getattr(options, name) for name in self.arguments.split())
+            found = getattr(cluster, self.method)(*arguments, **given)
+            facts, lines = self.show(options, cluster, found)
+        console.result(options, facts, *lines)
+        return EXIT_OK
 
 
 def connect(target: str | None, token_file: str | None, console: Console) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from raymq.store.base.errors import Rejected
 
-from .console import EXIT_FAULT, EXIT_OK, Console, cluster_of
+from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, cluster_of
 
 
 def shard_list(options: argparse.Namespace, console: Console) -> int:
@@ -35,47 +35,6 @@ def shard_describe(options: argparse.Namespace, console: Console) -> int:
     facts = {**_summary(options.shard, rows), "replicas": rows}
     console.result(options, facts, _line(facts), *(_replica_line(row) for row in rows))
     return EXIT_OK if facts["healthy"] else EXIT_FAULT
-
-
-def shard_move_leader(options: argparse.Namespace, console: Console) -> int:
-    """raymq shard move-leader SHARD --to REPLICA"""
-    with cluster_of(options, console) as cluster:
-        cluster.move_leader(options.shard, options.to)
-    facts = {"shard": options.shard, "leader": options.to}
-    console.result(options, facts, f"replica {options.to} leads shard {options.shard}")
-    return EXIT_OK
-
-
-def shard_replace_replica(options: argparse.Namespace, console: Console) -> int:
-    """raymq shard replace-replica SHARD REPLICA"""
-    with cluster_of(options, console) as cluster:
-        cluster.replace_replica(
-            options.shard,
-            options.replica,
-            node=options.node,
-            timeout_s=options.timeout_s,
-            progress=console.note,
-        )
-    facts = {"shard": options.shard, "replica": options.replica, "is_complete": True}
-    console.result(
-        options, facts, f"replica {options.replica} of shard {options.shard} is complete"
-    )
-    return EXIT_OK
-
-
-def shard_set_replicas(options: argparse.Namespace, console: Console) -> int:
-    """raymq shard set-replicas N"""
-    with cluster_of(options, console) as cluster:
-        cluster.set_replicas(
-            options.replicas,
-            nodes=options.nodes,
-            timeout_s=options.timeout_s,
-            progress=console.note,
-        )
-        name, placement = cluster.name, cluster.placement
-    facts = {"cluster": name, "replicas": options.replicas, "placement": placement}
-    console.result(options, facts, f"each shard has {options.replicas} replicas, and all count")
-    return EXIT_OK
 
 
 def shard_recover(options: argparse.Namespace, console: Console) -> int:
@@ -130,46 +89,70 @@ def _ask(console: Console, question: str, expected: str) -> None:
         )
 
 
-def shard_add(options: argparse.Namespace, console: Console) -> int:
-    """raymq shard add"""
-    with cluster_of(options, console) as cluster:
-        added = cluster.add_shards(
-            options.count,
-            nodes=options.nodes,
-            timeout_s=options.timeout_s,
-            progress=console.note,
-        )
-        shards = cluster.shards
-    names = ", ".join(map(str, added))
-    facts = {"added": added, "shards": shards}
-    console.result(options, facts, f"shard(s) {names} added; the cluster has {shards}")
-    return EXIT_OK
-
-
-def shard_restart_all(options: argparse.Namespace, console: Console) -> int:
-    """raymq shard restart-all"""
-    with cluster_of(options, console) as cluster:
-        cluster.rolling_restart(replica_timeout_s=options.timeout_s, progress=console.note)
-        name, shards = cluster.name, cluster.shards
-    facts = {"cluster": name, "shards": shards}
-    console.result(options, facts, f"all replicas of {shards} shard(s) have restarted")
-    return EXIT_OK
-
-
-def shard_drain_node(options: argparse.Namespace, console: Console) -> int:
-    """raymq shard drain-node NODE"""
-    with cluster_of(options, console) as cluster:
-        report = cluster.drain_node(
-            options.node, timeout_s=options.timeout_s, progress=console.note
-        )
+def _drained(
+    options: argparse.Namespace, cluster: Any, report: Any
+) -> tuple[dict[str, Any], list[str]]:
     stays = ", ".join(f"shard {shard} replica {replica}" for shard, replica in report.followers)
-    console.result(
-        options,
-        asdict(report),
+    return asdict(report), [
         f"node {report.node} leads nothing; {len(report.moved)} shard(s) are led elsewhere now",
         f"followers that stay there: {stays}",
-    )
-    return EXIT_OK
+    ]
+
+
+MOVE_LEADER = ClusterOperation(
+    "move_leader",
+    "shard replica",
+    "",
+    lambda options, cluster, _: (
+        {"shard": options.shard, "leader": options.replica},
+        [f"replica {options.replica} leads shard {options.shard}"],
+    ),
+)
+REPLACE_REPLICA = ClusterOperation(
+    "replace_replica",
+    "shard replica",
+    "node timeout_s",
+    lambda options, cluster, _: (
+        {"shard": options.shard, "replica": options.replica, "is_complete": True},
+        [f"replica {options.replica} of shard {options.shard} is complete"],
+    ),
+    long=True,
+)
+SET_REPLICAS = ClusterOperation(
+    "set_replicas",
+    "replicas",
+    "nodes timeout_s",
+    lambda options, cluster, _: (
+        {
+            "cluster": cluster.name,
+            "replicas": options.replicas,
+            "placement": cluster.placement,
+        },
+        [f"each shard has {options.replicas} replicas, and all count"],
+    ),
+    long=True,
+)
+ADD = ClusterOperation(
+    "add_shards",
+    "count",
+    "nodes timeout_s",
+    lambda options, cluster, added: (
+        {"added": added, "shards": cluster.shards},
+        [f"shard(s) {', '.join(map(str, added))} added; the cluster has {cluster.shards}"],
+    ),
+    long=True,
+)
+RESTART_ALL = ClusterOperation(
+    "rolling_restart",
+    "",
+    "replica_timeout_s",
+    lambda options, cluster, _: (
+        {"cluster": cluster.name, "shards": cluster.shards},
+        [f"all replicas of {cluster.shards} shard(s) have restarted"],
+    ),
+    long=True,
+)
+DRAIN_NODE = ClusterOperation("drain_node", "node", "timeout_s", _drained, long=True)
 
 
 def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, Any]:

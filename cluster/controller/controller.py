@@ -19,7 +19,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -295,25 +294,22 @@ class Controller:
             if current is None:
                 return
             lost = actor_set.missing(current, actor_set.actor_names(self._ray))
-            specs = [
-                spec
-                for spec in self._specs(current)
-                if (spec["shard"], spec["replica"], spec["role"]) in lost
-            ]
-            if not specs:
+            if not lost:
                 return
             self._made_s = now_s
-            members, _ = actor_set.create(self._ray, current, specs, timeout_s=CALL_TIMEOUT_S)
+            paths, files = self._paths, self._files
+            members, _ = actor_set.converge(
+                self._ray,
+                current,
+                paths,
+                load_token(paths, files),
+                tls.read_ca(paths.ca, files) if files.exists(paths.ca) else None,
+                wanted=lambda *key: key in lost,
+                timeout_s=CALL_TIMEOUT_S,
+            )
             self._restarts += len(members)
             for member in members:
                 logger.warning("%s: Ray had forgotten it; it starts again", member.name)
-
-    def _specs(self, record: ClusterRecord) -> list[dict[str, Any]]:
-        """Of all actors, as a start makes them."""
-        paths, files = self._paths, self._files
-        ca = tls.read_ca(paths.ca, files) if files.exists(paths.ca) else None
-        options = asdict(cluster_record.store_config(record))
-        return actor_set.specs(record, paths, load_token(paths, files), options, ca)
 
     # --- suggest ----------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raymq.actors.protocol.tls import TLS_PREFIX, USE_TLS
@@ -24,7 +24,7 @@ from raymq.client.transport.actor_names import (
     coordinator_name,
     replica_of_actor,
 )
-from raymq.cluster.record.cluster_record import REPLICAS, ClusterRecord
+from raymq.cluster.record.cluster_record import REPLICAS, ClusterRecord, store_config
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.replication.quorum import majority
 from raymq.store.base.clock import Clock
@@ -132,6 +132,27 @@ def specs(
         for replica in reversed(range(record.replicas))
         for role in record.roles(replica)
     ]
+
+
+def converge(
+    ray: Any,
+    record: ClusterRecord,
+    paths: ClusterPaths,
+    token: str,
+    ca: bytes | None,
+    *,
+    wanted: Callable[[int, int, str], bool] = lambda *key: True,
+    timeout_s: float = _CALL_TIMEOUT_S,
+) -> tuple[list[Member], bool]:
+    """Make the actors that a record says and that do not run: what starts, operations and the controller share.
+
+    No record says fewer actors than the one before it, so that none has to end.
+    Args: `wanted`: of shard, replica and role, which of them (default: all). `timeout_s`: as of `create`.
+    Returns, Raises: as `create`, of those that are wanted.
+    """
+    every = specs(record, paths, token, asdict(store_config(record)), ca)
+    chosen = [each for each in every if wanted(each["shard"], each["replica"], each["role"])]
+    return create(ray, record, chosen, timeout_s=timeout_s)
 
 
 def create(

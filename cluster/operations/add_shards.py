@@ -18,30 +18,27 @@ its caller knows. The notes are in the logs because an actor keeps the number of
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raymq.client import replica_status
 from raymq.client.topics.new_topic import repeat_unknown
 from raymq.client.transport.routes import Routes
-from raymq.cluster.deploy import actor_set, node_labels, ray_host
+from raymq.cluster.deploy import actor_set, node_labels
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.deploy.resolve import save_endpoints
 from raymq.cluster.record import cluster_record
-from raymq.cluster.record.cluster_record import ClusterRecord, store_config
-from raymq.cluster.record.paths import ClusterPaths, directory_lock
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from .context import Row, load_local, local_paths, running_ray
+from .context import OperationCall, Row
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
-
-logger = logging.getLogger("raymq")
 
 #: how long the new shards may take to serve, if the caller names no time
 ADD_TIMEOUT_S = 600.0
@@ -59,55 +56,41 @@ def add_shards(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> list[int]:
-    """Add shards, or complete an addition of so many that was interrupted. Arguments as of `Cluster.add_shards`.
-
-    Durable: the new record in cluster.json, before any actor is made.
-    Raises: Rejected, StorageFull with nothing changed; Unavailable.
-    """
+    """Add shards, or complete an addition that was interrupted, as `Cluster.add_shards` promises."""
     from raymq.cluster.deploy.start_checks import check_addresses, check_pools
 
-    clock, files, report = clock or Clock(), Files(), progress or logger.info
-    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
-    paths = local_paths(cluster)
+    operation = OperationCall(cluster, timeout_s=timeout_s, progress=progress, clock=clock)
 
-    with directory_lock(paths, files):
-        record = load_local(paths, files)
-        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
+    with operation.locked():
+        record = operation.record
+        with operation.session():
+            ray, report = operation.ray, operation.report
             new = plan_shards(record, count, nodes, present=sorted(node_labels.present(ray)))
             added = list(range(new.joined, new.shards))
-            check_led(record, replica_status.statuses(cluster))
+            check_led(record, operation.statuses())
             if new.placement is not None:
                 node_labels.check_nodes(ray, _nodes_of(new, added), first=True)
             check_addresses(ray, new, first=False)
-            check_pools(paths, new, files)
+            check_pools(operation.paths, new, operation.files)
 
             interrupted = record.joined_shards is not None
             report(f"{'completing' if interrupted else 'adding'} the shard(s) {added}")
-            cluster_record.save_record(paths, new, files)
-            specs = actor_set.specs(
-                new, paths, cluster.token, asdict(store_config(new)), cluster.ca
-            )
-            members, _ = actor_set.create(
-                ray, new, [spec for spec in specs if spec["shard"] in added]
-            )
+            operation.save(new)
+            members = operation.converge(lambda shard, *_: shard in added)
             actor_set.await_leaders(
                 ray,
                 [member for member in members if member.role == "commit_log"],
-                clock=clock,
-                timeout_s=max(0.0, (deadline_ms - clock.monotonic_ms()) / 1000),
+                clock=operation.clock,
+                timeout_s=operation.left_s,
                 progress=report,
                 warn=report,
             )
-            new = new.now_formed()
-            cluster_record.save_record(paths, new, files)
-
-            known = replica_status.replica_endpoints(cluster)
-            cluster.endpoints = actor_set.publish_endpoints(
-                ray, new, cluster.endpoints, known, clock
-            )
+            operation.save(new.now_formed())
+            operation.publish_endpoints()
+        # The handle learns the placement when the shards count.
         if new.placement is not None:
-            save_endpoints(paths, cluster.endpoints, files)
-        join(cluster, new, files, report, clock=clock)
+            save_endpoints(operation.paths, cluster.endpoints, operation.files)
+        join(cluster, operation.record, operation.files, report, clock=operation.clock)
 
     return added
 

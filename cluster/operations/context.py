@@ -1,19 +1,22 @@
-"""What several operations need: the record and the Ray of a cluster, replicas that are made again and awaited."""
+"""What operations have in common: `OperationCall`, and what is refused by several of them."""
 
 from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raymq.client import replica_status
+from raymq.cluster.controller import controller_actor
 from raymq.cluster.deploy import actor_set, node_labels, ray_host
-from raymq.cluster.deploy.ray_host import Progress, RayTarget
+from raymq.cluster.deploy.ray_host import Progress
+from raymq.cluster.deploy.resolve import save_endpoints
 from raymq.cluster.record import cluster_record
-from raymq.cluster.record.cluster_record import ClusterRecord, store_config
-from raymq.cluster.record.paths import ClusterPaths
+from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.paths import ClusterPaths, directory_lock
 from raymq.cluster.record.placement import check_label
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
@@ -33,24 +36,6 @@ _STEP_MS = 200
 
 #: what a replica says of itself: a row of `replica_status.statuses`
 Row = dict[str, Any]
-
-
-def running_ray(record: ClusterRecord, paths: ClusterPaths, files: Files) -> RayTarget:
-    """The Ray that the cluster runs in. Raises: Unavailable."""
-    running = ray_host.running_target(paths, files)
-    if running is None:
-        again = f"raymq start {shlex.quote(str(paths.data_dir))}"
-        message = f"the Ray of cluster {record.name!r} does not run: {again}"
-        raise Unavailable(message, path=paths.data_dir)
-    return running
-
-
-def load_local(paths: ClusterPaths, files: Files) -> ClusterRecord:
-    """The record in a data directory. Raises: Rejected without one; Corrupt."""
-    record = cluster_record.load_record(paths, files)
-    if record is None:
-        raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
-    return record
 
 
 def local_paths(cluster: ClusterHandle) -> ClusterPaths:
@@ -132,114 +117,209 @@ def check_node(ray: Any, record: ClusterRecord, shard: int, replica: int, node: 
     node_labels.check_nodes(ray, [where], first=False)
 
 
-class Replacement:
-    """The actors of one replica, made again."""
+class OperationCall:
+    """One call of an operation: the cluster's record under its lock, the Ray, the deadline, and the progress."""
+
+    #: of cluster.json, inside `locked`
+    record: ClusterRecord
+    #: the module ray, inside `session`
+    ray: Any
 
     def __init__(
         self,
-        ray: Any,
         cluster: ClusterHandle,
-        paths: ClusterPaths,
-        record: ClusterRecord,
-        clock: Clock,
-        deadline_ms: int,
-    ) -> None:
-        self._ray = ray
-        self._cluster = cluster
-        self._paths = paths
-        self._record = record
-        self._clock = clock
-        self._deadline_ms = deadline_ms
-
-    def run(
-        self,
-        shard: int,
-        replica: int,
-        report: Progress,
         *,
-        what: str = "a new, empty replica starts",
+        timeout_s: float,
+        progress: Progress | None,
+        clock: Clock | None = None,
     ) -> None:
-        """Make the actors of the replica, and let all replicas know where it listens."""
-        record, cluster, clock = self._record, self._cluster, self._clock
-        name = f"shard {shard} replica {replica}"
-        made = self._make(shard, replica)
-        node = actor_set.node_of(record, shard, replica)
-        report(f"{name}: {what}" + ("" if node is None else f" on node {node}"))
-        self._await_running(made, report)
-        known = {
-            each: dict(rows) for each, rows in replica_status.replica_endpoints(cluster).items()
-        }
-        cluster.endpoints = actor_set.publish_endpoints(
-            self._ray, record, cluster.endpoints, known, clock
+        self.cluster = cluster
+        self.clock = clock or Clock()
+        self.files = Files()
+        #: takes a line of progress
+        self.report = progress or logger.info
+        self.set_deadline(timeout_s)
+
+    # --- the cluster and its record ---------------------------------------------------------------
+
+    @property
+    def paths(self) -> ClusterPaths:
+        """The data directory. Raises: Rejected on another machine."""
+        return local_paths(self.cluster)
+
+    def load(self) -> None:
+        """Read the record. Raises: Rejected without one; Corrupt."""
+        record = cluster_record.load_record(self.paths, self.files)
+        if record is None:
+            raise Rejected(f"{self.paths.data_dir} has no cluster.json", field="target")
+        self.record = record
+
+    def save(self, record: ClusterRecord) -> None:
+        """Write a new record. Durable: at return."""
+        cluster_record.save_record(self.paths, record, self.files)
+        self.record = record
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands from the data directory. Raises: Unavailable while another one works on it."""
+        with directory_lock(self.paths, self.files):
+            self.load()
+            yield
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Connect to the Ray that the cluster runs in. Raises: Unavailable."""
+        running = ray_host.running_target(self.paths, self.files)
+        if running is None:
+            again = f"raymq start {shlex.quote(str(self.paths.data_dir))}"
+            message = f"the Ray of cluster {self.record.name!r} does not run: {again}"
+            raise Unavailable(message, path=self.paths.data_dir)
+        with ray_host.session(running, self._timeout_s) as self.ray:
+            yield
+
+    def update_handle(self) -> None:
+        """Let the caller's handle, and later ones, know the replicas of the record."""
+        self.cluster.replicas, self.cluster.placement = self.record.replicas, self.record.placement
+        if self.record.placement is not None:
+            save_endpoints(self.paths, self.cluster.endpoints, self.files)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def set_deadline(self, timeout_s: float) -> None:
+        """Give the operation so many seconds from now on."""
+        self._timeout_s = timeout_s
+        self._deadline_ms = self.clock.monotonic_ms() + int(timeout_s * 1000)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, (self._deadline_ms - self.clock.monotonic_ms()) / 1000)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline is over."""
+        return self.clock.monotonic_ms() > self._deadline_ms
+
+    # --- what replicas say ------------------------------------------------------------------------
+
+    def statuses(self, shard: int | None = None) -> list[Row]:
+        """What the replicas of a shard say; None: of all shards."""
+        return replica_status.statuses(self.cluster, shard)
+
+    def await_leader(self, shard: int, *, wait_ms: int = ELECTION_WAIT_MS) -> list[Row]:
+        """What the replicas of a shard say once one of them leads, or after a while."""
+        return await_leader(partial(self.statuses, shard), self.clock, wait_ms=wait_ms)
+
+    def move_leader(self, shard: int, replica: int) -> None:
+        """Let a replica lead. Raises: Rejected, Unavailable, DeliveryUnknown."""
+        replica_status.move_leader(
+            self.cluster, shard, replica, pause=lambda seconds: self.clock.sleep_ms(seconds * 1000)
         )
 
-    def _make(self, shard: int, replica: int) -> actor_set.Member:
-        """Make the actors of the replica. Returns: its CommitLog."""
-        record, cluster = self._record, self._cluster
-        options = asdict(store_config(record))
-        specs = [
-            spec
-            for spec in actor_set.specs(record, self._paths, cluster.token, options, cluster.ca)
-            if (spec["shard"], spec["replica"]) == (shard, replica)
-        ]
-        members, _ = actor_set.create(self._ray, record, specs, timeout_s=self._left_s())
-        return next(member for member in members if member.role == "commit_log")
+    def await_complete(self, shard: int, replica: int) -> None:
+        """Wait until a new replica has all that the leader has now, and counts. Raises: Unavailable.
 
-    def _await_running(self, member: actor_set.Member, report: Progress) -> None:
+        All is in its queues then, too: it can lead at once, without readers that wait for the dispatch of a whole log.
+        """
+        target, shown = 0, None
+        while True:
+            rows = self.statuses(shard)
+            # Only what is confirmed is dispatched.
+            target = target or max(
+                (int(row["confirmed"]) for row in rows if row["mode"]), default=0
+            )
+            row = next(each for each in rows if each["replica"] == replica)
+            has_all = row["mode"] and min(row["synced"], row["dispatched"]) >= target
+            if has_all and row["is_complete"]:
+                self.report(f"shard {shard} replica {replica}: complete")
+                return
+
+            have = row["synced"] if row["mode"] else 0
+            line = f"shard {shard} replica {replica}: {have} of {target} bytes, not complete"
+            if line != shown:
+                self.report(line)
+                shown = line
+            if self.is_late:
+                silent = [each["replica"] for each in rows if not each["mode"]]
+                hint = f"; replicas that do not answer: {silent}" if silent else ""
+                raise Unavailable(
+                    f"{line}{hint}. It goes on by itself: see `raymq shard describe {shard}`. Every other replica of "
+                    "the shard must answer once before it is complete",
+                    field="replica",
+                    shard=shard,
+                )
+            self.clock.sleep_ms(_STEP_MS)
+
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def make(self, shard: int, replica: int, *, what: str = "a new, empty replica starts") -> None:
+        """Make the actors of a replica as the record says, and let all replicas know where it listens.
+
+        Raises: Unavailable when it does not serve in time.
+        """
+        (commit_log,) = (
+            member
+            for member in self.converge(lambda *key: key[:2] == (shard, replica))
+            if member.role == "commit_log"
+        )
+        node = actor_set.node_of(self.record, shard, replica)
+        name = f"shard {shard} replica {replica}"
+        self.report(f"{name}: {what}" + ("" if node is None else f" on node {node}"))
+        self._await_running(commit_log)
+        self.publish_endpoints()
+
+    def close(self, shard: int, replica: int, *, timeout_s: float) -> None:
+        """Close the actors of a replica in order, and end them. Raises: Unavailable."""
+        self.report(f"shard {shard} replica {replica}: ending")
+        actor_set.close_replica(
+            self.ray, self.record, shard, replica, clock=self.clock, timeout_s=timeout_s
+        )
+
+    def end(self, shard: int, replica: int, *, what: str) -> None:
+        """End the actors of a lost replica without an orderly close. Raises: Unavailable."""
+        self.report(f"shard {shard} replica {replica}: ending {what}")
+        actor_set.end_replica(self.ray, self.record, shard, replica, clock=self.clock)
+
+    def make_controller(self) -> None:
+        """Make the controller as the record says, in place of the one that runs."""
+        controller_actor.make(self.ray, self.record, self.paths, clock=self.clock, warn=self.report)
+
+    def converge(self, wanted: Callable[[int, int, str], bool]) -> list[actor_set.Member]:
+        """Make the actors that the record says and that do not run. Args: `wanted`: of shard, replica and role."""
+        cluster = self.cluster
+        members, _ = actor_set.converge(
+            self.ray,
+            self.record,
+            self.paths,
+            cluster.token,
+            cluster.ca,
+            wanted=wanted,
+            timeout_s=self.left_s,
+        )
+        return members
+
+    def publish_endpoints(self) -> None:
+        """Let every replica, and the handle, know where all replicas listen."""
+        self.cluster.endpoints = actor_set.publish_endpoints(
+            self.ray,
+            self.record,
+            self.cluster.endpoints,
+            replica_status.replica_endpoints(self.cluster),
+            self.clock,
+        )
+
+    def _await_running(self, member: actor_set.Member) -> None:
         """Wait until the new CommitLog serves. Raises: Unavailable."""
         shown = None
-        while (state := actor_set.state_of(self._ray, member, self._clock))["state"] != "RUNNING":
+        while (state := actor_set.state_of(self.ray, member, self.clock))["state"] != "RUNNING":
             line = f"shard {member.shard} replica {member.replica}: {state['state']} ({state['error'] or 'recovering'})"
             if line != shown:
-                report(line)
+                self.report(line)
                 shown = line
-            if self._left_s() <= 0:
+            if self.left_s <= 0:
                 raise Unavailable(
                     f"{line}. It keeps trying: see `raymq shard describe {member.shard}`",
                     field="replica",
                     shard=member.shard,
                 )
-            self._clock.sleep_ms(_STEP_MS)
-
-    def _left_s(self) -> float:
-        return max(0.0, (self._deadline_ms - self._clock.monotonic_ms()) / 1000)
-
-
-def await_complete(
-    cluster: ClusterHandle,
-    shard: int,
-    replica: int,
-    report: Progress,
-    clock: Clock,
-    deadline_ms: int,
-) -> None:
-    """Wait until the new replica has all that the leader has now, and counts. Raises: Unavailable.
-
-    All is in its queues then, too: it can lead at once, without readers that wait for the dispatch of a whole log.
-    """
-    target, shown = 0, None
-    while True:
-        rows = replica_status.statuses(cluster, shard)
-        # Only what is confirmed is dispatched.
-        target = target or max((int(row["confirmed"]) for row in rows if row["mode"]), default=0)
-        row = next(each for each in rows if each["replica"] == replica)
-        has_all = row["mode"] and min(row["synced"], row["dispatched"]) >= target
-        if has_all and row["is_complete"]:
-            report(f"shard {shard} replica {replica}: complete")
-            return
-
-        have = row["synced"] if row["mode"] else 0
-        line = f"shard {shard} replica {replica}: {have} of {target} bytes, not complete"
-        if line != shown:
-            report(line)
-            shown = line
-        if clock.monotonic_ms() > deadline_ms:
-            silent = [each["replica"] for each in rows if not each["mode"]]
-            hint = f"; replicas that do not answer: {silent}" if silent else ""
-            raise Unavailable(
-                f"{line}{hint}. It goes on by itself: see `raymq shard describe {shard}`. Every other replica of the "
-                "shard must answer once before it is complete",
-                field="replica",
-                shard=shard,
-            )
-        clock.sleep_ms(_STEP_MS)
+            self.clock.sleep_ms(_STEP_MS)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raymq.client import replica_status
 from raymq.cluster.deploy.ray_host import Progress
-from raymq.cluster.record import cluster_record
-from raymq.cluster.record.paths import ClusterPaths, directory_lock
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
-from raymq.store.base.files import Files
+
+from .context import OperationCall
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
-
-logger = logging.getLogger("raymq")
 
 #: how long all hand-overs may take, if the caller names no time
 DRAIN_TIMEOUT_S = 120.0
@@ -45,27 +41,18 @@ def drain_node(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> DrainReport:
-    """Hand over each leadership of a node, and wait until it leads nothing.
+    """Hand over each leadership of a node, as `Cluster.drain_node` promises.
 
-    A replica that handed over asks for votes again only when the new leader is lost. So the node leads nothing until
-    then. On the machine of the data directory the drain is noted in `cluster.json`, until the next start: the
-    controller gives no leadership back to the node. Args: `progress`: called with one line of text at a time; None
-    logs the lines.
-
-    Durable: the note, before the first hand-over. While another command works on the data directory there is none, and
-    a line of `progress` says so.
-
-    Raises: Rejected for a node that has no replica, or leads a shard that no other replica can lead: nothing was done.
-    Unavailable when it still leads a shard at the end of the time.
+    A replica that handed over asks for votes again only when the new leader is lost. The note in `cluster.json` keeps
+    the controller from giving a leadership back.
     """
-    clock, report = clock or Clock(), progress or logger.info
-    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
+    operation = OperationCall(cluster, timeout_s=timeout_s, progress=progress, clock=clock)
     here = replicas_on(cluster, node)
     try:
-        _note_drained(cluster, node)
+        _note_drained(operation, node)
     except Unavailable:
         # A command that takes long has the data directory.
-        report(
+        operation.report(
             f"node {node}: the drain is not noted, because another command is working on the data directory"
         )
     moved: dict[int, int] = {}
@@ -73,9 +60,9 @@ def drain_node(
     shown: set[int] = set()
 
     fails_over = can_fail_over(cluster.replicas)
-    while led := _led(replica_status.statuses(cluster), here, fails_over=fails_over):
+    while led := _led(operation.statuses(), here, fails_over=fails_over):
         _check_can_move(cluster, node, led)
-        if clock.monotonic_ms() > deadline_ms:
+        if operation.is_late:
             raise Unavailable(
                 f"after {timeout_s:g} s node {node} still leads shard(s) {_shards(led)}: no other replica took over. "
                 "See `raymq shard list`",
@@ -86,29 +73,29 @@ def drain_node(
         for shard, successors in led.items():
             if not successors:
                 if shard not in shown:
-                    report(f"shard {shard}: waiting for a complete replica on another node")
+                    operation.report(
+                        f"shard {shard}: waiting for a complete replica on another node"
+                    )
                 shown.add(shard)
                 continue
             # Another one with each try: a replica that runs may be unable to take over.
             successor = successors[tries % len(successors)]
-            if _hand_over(cluster, shard, successor, report, clock):
+            if _hand_over(operation, shard, successor):
                 moved[shard] = successor
         tries += 1
-        clock.sleep_ms(_STEP_MS)
+        operation.clock.sleep_ms(_STEP_MS)
 
     return DrainReport(node=node, moved=moved, followers=here)
 
 
-def _note_drained(cluster: ClusterHandle, node: str) -> None:
+def _note_drained(operation: OperationCall, node: str) -> None:
     """Keep the controller from giving a leadership back to the node. A program elsewhere cannot."""
-    if cluster.data_dir is None:
+    if operation.cluster.data_dir is None or not operation.files.exists(operation.paths.cluster):
         return
-    paths, files = ClusterPaths(cluster.data_dir), Files()
-    with directory_lock(paths, files):
-        record = cluster_record.load_record(paths, files)
-        if record is not None and node not in record.drained_nodes:
-            drained = replace(record, drained_nodes=(*record.drained_nodes, node))
-            cluster_record.save_record(paths, drained, files)
+    with operation.locked():
+        record = operation.record
+        if node not in record.drained_nodes:
+            operation.save(replace(record, drained_nodes=(*record.drained_nodes, node)))
 
 
 def replicas_on(cluster: ClusterHandle, node: str) -> list[tuple[int, int]]:
@@ -172,19 +159,15 @@ def _check_can_move(cluster: ClusterHandle, node: str, led: dict[int, list[int]]
         )
 
 
-def _hand_over(
-    cluster: ClusterHandle, shard: int, successor: int, report: Progress, clock: Clock
-) -> bool:
+def _hand_over(operation: OperationCall, shard: int, successor: int) -> bool:
     """Let a replica lead. Returns: whether it does."""
     try:
-        replica_status.move_leader(
-            cluster, shard, successor, pause=lambda seconds: clock.sleep_ms(seconds * 1000)
-        )
+        operation.move_leader(shard, successor)
     except (Rejected, Unavailable, DeliveryUnknown) as error:
         # The successor may lead already, or have ended meanwhile: the next look says.
-        report(f"shard {shard}: {error.message}")
+        operation.report(f"shard {shard}: {error.message}")
         return False
-    report(f"shard {shard}: replica {successor} leads")
+    operation.report(f"shard {shard}: replica {successor} leads")
     return True
 
 

@@ -8,41 +8,29 @@ of them is of an old generation. What was given up is written to cluster.json fi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raymq.client import replica_status
 from raymq.client.transport.routes import Routes
-from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy import actor_set
 from raymq.cluster.deploy.ray_host import Progress
-from raymq.cluster.deploy.resolve import save_endpoints
-from raymq.cluster.record import cluster_record
 from raymq.cluster.record.cluster_record import ClusterRecord
-from raymq.cluster.record.paths import directory_lock
 from raymq.replication.quorum import may_lead
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
-from raymq.store.base.files import Files
 
 from .context import (
     REPLACE_TIMEOUT_S,
-    Replacement,
+    OperationCall,
     Row,
-    await_complete,
-    await_leader,
     check_node,
     check_placed,
-    local_paths,
-    running_ray,
 )
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
-
-logger = logging.getLogger("raymq")
 
 #: how long replicas that do not answer are looked at: a process that was killed is back by then
 RESTART_WAIT_MS = 5_000
@@ -183,25 +171,23 @@ def find_plan(
     nodes: Mapping[int, str] | None = None,
     clock: Clock | None = None,
 ) -> RecoveryPlan:
-    """`plan_recovery` of a running cluster. Raises: Rejected, Unavailable.
+    """Find what a recovery would give up, as `Cluster.plan_recovery` promises.
 
     If an earlier recovery ended before it wrote into the log of the shard, that is done first.
     """
-    clock, files, paths = clock or Clock(), Files(), local_paths(cluster)
-    record = _load(cluster, files)
-    with ray_host.session(running_ray(record, paths, files)) as ray:
-        rows = _look(ray, cluster, record, shard, clock)
+    operation = OperationCall(cluster, timeout_s=REPLACE_TIMEOUT_S, progress=None, clock=clock)
+    operation.load()
+    with operation.session():
+        rows = _look(operation, shard)
     if replica_status.leader_of(rows) is not None:
-        _write_into_log(cluster, record, shard)
-    return plan_recovery(record, rows, nodes)
+        _write_into_log(operation, shard)
+    return plan_recovery(operation.record, rows, nodes)
 
 
-def _look(
-    ray: Any, cluster: ClusterHandle, record: ClusterRecord, shard: int, clock: Clock
-) -> list[Row]:
+def _look(operation: OperationCall, shard: int) -> list[Row]:
     """What the replicas say. A process that is starting answers only through Ray, and may recover for minutes."""
-    look = partial(replica_status.statuses, cluster, shard)
-    rows = await_leader(look, clock, wait_ms=RESTART_WAIT_MS)
+    ray, record = operation.ray, operation.record
+    rows = operation.await_leader(shard, wait_ms=RESTART_WAIT_MS)
     if replica_status.leader_of(rows) is not None:
         return rows
 
@@ -210,7 +196,7 @@ def _look(
             key = (shard, row["replica"], "commit_log")
             for member in actor_set.find(ray, record.name, [key]):
                 node = actor_set.node_of(record, shard, row["replica"])
-                found = actor_set.state_of(ray, replace(member, node=node), clock)
+                found = actor_set.state_of(ray, replace(member, node=node), operation.clock)
                 if found["state"] == "RUNNING":
                     row.update(state="UNREACHABLE", error="only Ray reaches it")
                 elif found["state"] in ("STARTING", "READ_ONLY"):
@@ -227,48 +213,39 @@ def recover_shard(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Give up the lost replicas of a shard, and wait until their empty successors are complete.
-
-    Args: `plan`: what the operator has accepted. `nodes`: lost replica -> the node of its successor, where that is
-    another one. `progress`: called with one line of text at a time; None logs the lines.
+    """Give up the lost replicas of a shard, as `Cluster.recover_shard` promises.
 
     Durable: what is given up and the new placement in cluster.json, after the lost replicas' processes have ended and
     before any is made.
-    Raises: Rejected with nothing changed, also if more would be given up than the plan says. Unavailable when the
-    cluster does not run, or the successors are not complete in time. They go on by themselves.
     """
-    clock, files, report = clock or Clock(), Files(), progress or logger.info
-    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
-    paths, nodes, shard = local_paths(cluster), nodes or {}, plan.shard
+    operation = OperationCall(cluster, timeout_s=timeout_s, progress=progress, clock=clock)
+    nodes, shard = nodes or {}, plan.shard
 
-    with directory_lock(paths, files):
-        record = _load(cluster, files)
-        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
-            rows = _look(ray, cluster, record, shard, clock)
+    with operation.locked():
+        record = operation.record
+        with operation.session():
+            rows = _look(operation, shard)
             found = plan_recovery(record, rows, nodes)
             _check_same(plan, found)
             for replica in found.lost_replicas:
-                check_node(ray, record, shard, replica, nodes.get(replica))
+                check_node(operation.ray, record, shard, replica, nodes.get(replica))
 
             for replica in found.lost_replicas:
-                report(f"shard {shard} replica {replica}: ending what is left of its processes")
-                actor_set.end_replica(ray, record, shard, replica, clock=clock)
-            new = record.with_recovery(shard, _facts(record, found, rows, clock), _new_epoch(found))
+                operation.end(shard, replica, what="what is left of its processes")
+            facts = _facts(record, found, rows, operation.clock)
+            new = record.with_recovery(shard, facts, _new_epoch(found))
             for replica in found.lost_replicas:
                 new = new.with_new_replica(shard, replica, nodes.get(replica))
-            cluster_record.save_record(paths, new, files)
+            operation.save(new)
 
-            made = Replacement(ray, cluster, paths, new, clock, deadline_ms)
             for replica in found.lost_replicas:
-                made.run(shard, replica, report)
-        cluster.placement = new.placement
-        if new.placement is not None:
-            save_endpoints(paths, cluster.endpoints, files)
+                operation.make(shard, replica)
+        operation.update_handle()
 
-    _await_new_leader(cluster, shard, report, clock, deadline_ms)
-    _write_into_log(cluster, new, shard)
+    _await_new_leader(operation, shard)
+    _write_into_log(operation, shard)
     for replica in found.lost_replicas:
-        await_complete(cluster, shard, replica, report, clock, deadline_ms)
+        operation.await_complete(shard, replica)
 
 
 def _check_same(accepted: RecoveryPlan, found: RecoveryPlan) -> None:
@@ -304,25 +281,14 @@ def _facts(
     return {**begun[-1], "lost": lost}
 
 
-def _load(cluster: ClusterHandle, files: Files) -> ClusterRecord:
-    paths = local_paths(cluster)
-    record = cluster_record.load_record(paths, files)
-    if record is None:
-        raise Rejected(f"{paths.data_dir} has no cluster.json", field="target")
-    return record
-
-
-def _await_new_leader(
-    cluster: ClusterHandle, shard: int, report: Progress, clock: Clock, deadline_ms: int
-) -> None:
+def _await_new_leader(operation: OperationCall, shard: int) -> None:
     """Wait until a survivor leads. Raises: Unavailable."""
     while True:
-        rows = await_leader(partial(replica_status.statuses, cluster, shard), clock)
-        leader = replica_status.leader_of(rows)
+        leader = replica_status.leader_of(operation.await_leader(shard))
         if leader is not None:
-            report(f"shard {shard}: replica {leader} leads")
+            operation.report(f"shard {shard}: replica {leader} leads")
             return
-        if clock.monotonic_ms() > deadline_ms:
+        if operation.is_late:
             raise Unavailable(
                 f"no replica leads shard {shard} yet. Every replica must answer: see `raymq shard describe {shard}`",
                 field="leader",
@@ -330,8 +296,8 @@ def _await_new_leader(
             )
 
 
-def _write_into_log(cluster: ClusterHandle, record: ClusterRecord, shard: int) -> None:
+def _write_into_log(operation: OperationCall, shard: int) -> None:
     """Write what was given up into the shard's log, from which all replicas and clients know it."""
-    for facts in record.unclean_recoveries:
+    for facts in operation.record.unclean_recoveries:
         if facts["shard"] == shard:
-            Routes.of(cluster).call(shard, "note_unclean_recovery", {"facts": facts})
+            Routes.of(operation.cluster).call(shard, "note_unclean_recovery", {"facts": facts})

@@ -6,41 +6,27 @@ others when the new one is complete (rule R17 of docs/design.md).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from raymq.client import replica_status
-from raymq.cluster.deploy import actor_set, ray_host
 from raymq.cluster.deploy.ray_host import Progress
-from raymq.cluster.deploy.resolve import save_endpoints
-from raymq.cluster.record import cluster_record
 from raymq.cluster.record.cluster_record import ClusterRecord
-from raymq.cluster.record.paths import directory_lock
 from raymq.replication.quorum import majority
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
-from raymq.store.base.files import Files
 
 from .context import (
     REPLACE_TIMEOUT_S,
-    Replacement,
+    OperationCall,
     Row,
-    await_complete,
-    await_leader,
     check_compacted,
     check_node,
     check_placed,
-    load_local,
-    local_paths,
-    running_ray,
 )
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
-
-logger = logging.getLogger("raymq")
 
 
 def replace_replica(
@@ -53,39 +39,28 @@ def replace_replica(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Give a replica's place to a new, empty one, and wait until that one is complete.
-
-    Args: `node`: where the new one is, None: where the old one was. `progress`: called with one line of text at a time;
-    None logs the lines.
+    """Give a replica's place to a new, empty one, as `Cluster.replace_replica` promises.
 
     Durable: the new placement in cluster.json, after the old actors have ended and before any is made.
-    Raises: Rejected when that must not be done, with nothing changed. Unavailable when the cluster does not run, no
-    replica leads the shard, or the new replica is not complete in time. That one goes on by itself.
     """
-    clock, files, report = clock or Clock(), Files(), progress or logger.info
-    deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
-    paths = local_paths(cluster)
+    operation = OperationCall(cluster, timeout_s=timeout_s, progress=progress, clock=clock)
 
-    with directory_lock(paths, files):
-        record = load_local(paths, files)
+    with operation.locked():
+        record = operation.record
         check_place(record, shard, replica, node)
-        rows = await_leader(partial(replica_status.statuses, cluster, shard), clock)
+        rows = operation.await_leader(shard)
         check_replaceable(record, rows, replica)
         check_compacted(cluster, rows)
 
-        with ray_host.session(running_ray(record, paths, files), timeout_s) as ray:
-            check_node(ray, record, shard, replica, node)
-            report(f"shard {shard} replica {replica}: ending the processes of the old replica")
+        with operation.session():
+            check_node(operation.ray, record, shard, replica, node)
             # Before the record: one that does not end stays what it is, at later starts too.
-            actor_set.end_replica(ray, record, shard, replica, clock=clock)
-            new = record.with_new_replica(shard, replica, node)
-            cluster_record.save_record(paths, new, files)
-            Replacement(ray, cluster, paths, new, clock, deadline_ms).run(shard, replica, report)
-        cluster.placement = new.placement
-        if new.placement is not None:
-            save_endpoints(paths, cluster.endpoints, files)
+            operation.end(shard, replica, what="the processes of the old replica")
+            operation.save(record.with_new_replica(shard, replica, node))
+            operation.make(shard, replica)
+        operation.update_handle()
 
-    await_complete(cluster, shard, replica, report, clock, deadline_ms)
+    operation.await_complete(shard, replica)
 
 
 def check_place(record: ClusterRecord, shard: int, replica: int, node: str | None) -> None:

@@ -7,26 +7,20 @@ the end, so that the leaders stay spread. The controller comes last of all.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raymq.client import replica_status
-from raymq.cluster.controller import controller_actor
-from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy import actor_set
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.record.cluster_record import ClusterRecord
-from raymq.cluster.record.paths import directory_lock
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
-from raymq.store.base.files import Files
 
-from .context import Replacement, Row, await_complete, load_local, local_paths, running_ray
+from .context import OperationCall, Row
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
-
-logger = logging.getLogger("raymq")
 
 #: how long a replica may take to end in order, and to start and catch up again
 REPLICA_TIMEOUT_S = 120.0
@@ -39,39 +33,26 @@ def rolling_restart(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Restart all replicas of all shards, one after the other.
+    """Restart all replicas of all shards, one after the other, as `Cluster.rolling_restart` promises."""
+    operation = OperationCall(cluster, timeout_s=replica_timeout_s, progress=progress, clock=clock)
 
-    Args: `replica_timeout_s`: how long one of them may take. `progress`: called with one line of text at a time; None
-    logs the lines.
-
-    Raises: Rejected for shards that cannot do without a replica, with nothing changed. Unavailable when a replica is
-    away or not complete before it begins, or is not complete again in time. The replicas after that one go on as they
-    were, and the call may be repeated.
-    """
-    clock, files, report = clock or Clock(), Files(), progress or logger.info
-    paths = local_paths(cluster)
-
-    with directory_lock(paths, files):
-        record = load_local(paths, files)
+    with operation.locked():
+        record = operation.record
         check_can_restart(record)
-        rows = replica_status.statuses(cluster)
+        rows = operation.statuses()
         check_whole(rows)
-        with ray_host.session(running_ray(record, paths, files)) as ray:
+        with operation.session():
             for shard in range(record.joined):
-                for replica in _order(replica_status.statuses(cluster, shard)):
-                    check_whole(replica_status.statuses(cluster, shard))
-                    _hand_over(cluster, shard, replica, report, clock)
-                    deadline_ms = clock.monotonic_ms() + int(replica_timeout_s * 1000)
-                    report(f"shard {shard} replica {replica}: ending")
-                    actor_set.close_replica(
-                        ray, record, shard, replica, clock=clock, timeout_s=replica_timeout_s / 2
-                    )
-                    made = Replacement(ray, cluster, paths, record, clock, deadline_ms)
-                    made.run(shard, replica, report, what="it starts again")
-                    await_complete(cluster, shard, replica, report, clock, deadline_ms)
+                for replica in _order(operation.statuses(shard)):
+                    check_whole(operation.statuses(shard))
+                    _hand_over(operation, shard, replica)
+                    operation.set_deadline(replica_timeout_s)
+                    operation.close(shard, replica, timeout_s=replica_timeout_s / 2)
+                    operation.make(shard, replica, what="it starts again")
+                    operation.await_complete(shard, replica)
             for shard, replica in to_give_back(record, rows).items():
-                _give_back(cluster, shard, replica, report, clock)
-            controller_actor.make(ray, record, paths, clock=clock, warn=report)
+                _give_back(operation, shard, replica)
+            operation.make_controller()
 
 
 def check_can_restart(record: ClusterRecord) -> None:
@@ -120,15 +101,13 @@ def to_give_back(record: ClusterRecord, rows: Sequence[Row]) -> dict[int, int]:
     }
 
 
-def _give_back(cluster: Any, shard: int, replica: int, report: Progress, clock: Clock) -> None:
+def _give_back(operation: OperationCall, shard: int, replica: int) -> None:
     """Let a replica lead again. All have restarted by now: another leader is no failure."""
-    report(f"shard {shard}: replica {replica} leads again")
+    operation.report(f"shard {shard}: replica {replica} leads again")
     try:
-        replica_status.move_leader(
-            cluster, shard, replica, pause=lambda seconds: clock.sleep_ms(1000 * seconds)
-        )
+        operation.move_leader(shard, replica)
     except (Rejected, Unavailable, DeliveryUnknown) as error:
-        report(f"shard {shard}: {error.message}")
+        operation.report(f"shard {shard}: {error.message}")
 
 
 def _order(rows: Sequence[Row]) -> list[int]:
@@ -137,13 +116,11 @@ def _order(rows: Sequence[Row]) -> list[int]:
     return sorted((int(row["replica"]) for row in rows), key=lambda each: (each == leader, each))
 
 
-def _hand_over(cluster: Any, shard: int, replica: int, report: Progress, clock: Clock) -> None:
+def _hand_over(operation: OperationCall, shard: int, replica: int) -> None:
     """Let another replica lead, if this one does."""
-    rows = replica_status.statuses(cluster, shard)
+    rows = operation.statuses(shard)
     if replica_status.leader_of(rows) != replica:
         return
     successor = next(int(row["replica"]) for row in rows if row["replica"] != replica)
-    report(f"shard {shard}: replica {replica} hands over to replica {successor}")
-    replica_status.move_leader(
-        cluster, shard, successor, pause=lambda seconds: clock.sleep_ms(1000 * seconds)
-    )
+    operation.report(f"shard {shard}: replica {replica} hands over to replica {successor}")
+    operation.move_leader(shard, successor)

@@ -98,7 +98,8 @@ def cli_page() -> str:
         "",
     ]
     for command in found:
-        lines += [f"## {command.words}", "", _sentence(command.help), ""]
+        text = command.parser.description or command.help
+        lines += [f"## {command.words}", "", _sentence(text), ""]
         lines += ["```text", usage(command), "```", ""]
         for action in arguments(command.parser):
             lines += [_argument_name(action), f":   {argument_text(action)}", ""]

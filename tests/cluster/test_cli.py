@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import json
 import os
@@ -19,7 +20,9 @@ import pyarrow as pa
 import pytest
 
 from raymq.cluster.cli.console import Console
+from raymq.cluster.cli.grammar import RUNS, commands_of_grammar
 from raymq.cluster.cli.main import build_parser, main
+from raymq.cluster.cluster import Cluster
 from raymq.store.base.errors import Corrupt, DeliveryUnknown, Rejected, StorageFull, Unavailable
 
 
@@ -318,6 +321,34 @@ def test_the_help_of_every_command_says_what_each_option_does_its_unit_and_defau
             assert "default" in action.help, f"{words} {name} has no default in its help"
         if action.metavar == "N":
             assert _UNIT.search(f"{name} {action.help}"), f"{words} {name} has no unit"
+
+
+@pytest.mark.parametrize(
+    ("words", "method"),
+    [
+        ("shard add", "add_shards"),
+        ("shard recover", "recover_shard"),
+        ("topic create", "create_topic"),
+    ],
+)
+def test_the_help_of_an_operation_is_the_docstring_of_its_method(
+    words: str, method: str, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    promise = " ".join((inspect.getdoc(getattr(Cluster, method)) or "").split())
+    promise = re.split(" (?:Example|Args):", promise)[0]
+    assert terminal.run(*words.split(), "--help") == 0
+    assert promise in " ".join(capsys.readouterr().out.split())
+
+    group, verb = words.split()
+    assert terminal.run(group, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    sentence = promise.partition(". ")[0].removesuffix(".")
+    assert f"{verb} {sentence[0].lower()}{sentence[1:]}" in shown
+
+
+def test_every_row_of_the_table_of_functions_is_a_command_of_the_grammar() -> None:
+    found = [command.words for command in commands_of_grammar() if command.run is not None]
+    assert found == list(RUNS)
 
 
 #: what a number counts, in an option's name or its text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,3 +136,10 @@ def test_leaderships_that_no_other_replica_can_take_are_refused(shards: Shards) 
     assert shards.asked == []
     # A node of followers can go at any time.
     assert shards.drain("d").moved == {}
+
+
+def test_a_node_is_drained_although_the_record_of_the_cluster_is_lost(
+    shards: Shards, tmp_path: Path
+) -> None:
+    shards.cluster.data_dir = str(tmp_path)
+    assert shards.drain("a").moved == {0: 1, 2: 1}

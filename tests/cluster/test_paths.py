@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +322,8 @@ def test_an_option_that_may_change_at_each_start_reaches_the_store(
 
     def store_options(value: float) -> dict[str, Any]:
         wanted = StartOptions(**{option: value})  # type: ignore[arg-type]
-        return plan_start(cluster_paths, wanted, ephemeral=False, files=files).options
+        plan = plan_start(cluster_paths, wanted, ephemeral=False, files=files)
+        return asdict(cluster_record.store_config(plan.record))
 
     made = record()
     assert getattr(made, option) == default
