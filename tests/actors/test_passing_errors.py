@@ -23,7 +23,7 @@ from raymq.actors.shared.maintenance import Maintenance
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.checksum import crc32c
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, StorageFull, Unavailable
+from raymq.store.base.errors import Bug, NotLeading, StorageFull, Unavailable
 from raymq.store.base.files import Files, PathLike
 from raymq.store.base.running_flags import DISK_FULL
 from raymq.store.config.store_config import StoreConfig
@@ -526,10 +526,10 @@ def test_a_follower_refuses_puts_so_that_the_producer_asks_for_the_leader(
 ) -> None:
     host, _, _ = follower
     puts = [request([b"x"])] * 2
-    with pytest.raises(Unavailable, match="does not lead"):
+    with pytest.raises(NotLeading, match="does not lead"):
         host.put(puts[0])
     refusals = host.put_many(puts)
-    assert [type(refusal) for refusal in refusals] == [Unavailable, Unavailable]
+    assert [type(refusal) for refusal in refusals] == [NotLeading, NotLeading]
 
 
 def append(host: ReplicaHost, data: bytes) -> None:

@@ -231,7 +231,7 @@ def test_the_thread_that_looks_for_silent_shards_outlives_a_fault(
         twice.wait(30)
         raise SystemExit
 
-    monkeypatch.setattr(sender._routes, "look_for_queues", look)
+    monkeypatch.setattr(sender._routes.topics, "look_for_queues", look)
     for _ in range(2):
         twice.wait(30)
 

@@ -88,6 +88,7 @@ def test_writes_come_back_after_kill_9(
     wait_for_lease(shard, load, replica, role, but=old)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("replica", "role"), VICTIMS)
 def test_writes_come_back_after_a_process_stood_still(
     shard: ReplicatedShard, load: Load, replica: int, role: str

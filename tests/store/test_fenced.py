@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.errors import NotServing, RayMQError
 from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.base.running_flags import DISK_FULL, FENCED
 from raymq.store.base.status import PutStatus
@@ -82,7 +82,7 @@ APPENDS: dict[str, Callable[[MessageStore], object]] = {
 
 def check_refused(store: MessageStore, append: Callable[[MessageStore], object]) -> None:
     end, before = store.log.end, store.state.snapshot(1 << 20)
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(NotServing) as refused:
         append(store)
     assert status_of(refused.value) is PutStatus.SERVICE_NOT_AVAILABLE
     assert (store.log.end, store.state.snapshot(1 << 20)) == (end, before)
@@ -117,7 +117,7 @@ def test_a_put_that_was_checked_before_is_refused(
     end = store.log.end
     for puts in (small, [*small, large], [large, small[0]]):
         answers = path.append_many(puts)
-        assert [type(answer) for answer in answers] == [Unavailable] * len(puts)
+        assert [type(answer) for answer in answers] == [NotServing] * len(puts)
     assert store.log.end == end
 
 
