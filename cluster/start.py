@@ -341,6 +341,8 @@ def plan_start(
             wanted, ephemeral=volatile or (wanted.nodes is not None and ephemeral)
         )
 
+    # Before anything is written: a record keeps a wrong option for good.
+    cluster_record.store_config(record)
     check_pools(paths, record, files)
     return StartPlan(stored, record)
 

@@ -75,18 +75,18 @@ class HeldFetch:
 
     def poll(self) -> list[FetchSlice] | None:
         """Look for messages. Returns: the answer; None: look again after `notify` or `left_ms`. Raises: RayMQError."""
-        while True:
-            found = self._backend.fetch(self._progress.request._replace(wait_ms=0))
-            now_ms = self._clock.monotonic_ms()
-            if self._progress.note(found) or now_ms >= self._deadline_ms:
-                return self._progress.answer()
-            if found:
-                # A filter looks at a part of a queue at a time.
-                continue
-            self._look_again_ms = self._deadline_ms
-            if self._progress.request.seen_epoch is not None:
-                self._look_again_ms = min(self._deadline_ms, now_ms + LOOK_AGAIN_MS)
-            return None
+        found = self._backend.fetch(self._progress.request._replace(wait_ms=0))
+        now_ms = self._clock.monotonic_ms()
+        if self._progress.note(found) or now_ms >= self._deadline_ms:
+            return self._progress.answer()
+
+        self._look_again_ms = self._deadline_ms
+        if found:
+            # A filter looks at a part of a queue at a time, and has to look at the next one.
+            self._look_again_ms = now_ms
+        elif self._progress.request.seen_epoch is not None:
+            self._look_again_ms = min(self._deadline_ms, now_ms + LOOK_AGAIN_MS)
+        return None
 
     def left_ms(self) -> int:
         """How long `notify` may be awaited."""

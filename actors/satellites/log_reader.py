@@ -104,7 +104,7 @@ def _check_body(message: AppendEntries, data: memoryview, path: Path) -> None:
     try:
         check_units(list(message.units), data)
     except Corrupt as error:
-        raise Corrupt(
+        raise type(error)(
             f"{path} at {error.offset}: the bytes are not those that were stored (the CRC of their chain "
             "unit differs); they and all later bytes are not replicated. Run `raymq store verify`.",
             **{**error.fields, "path": str(path)},

@@ -299,11 +299,16 @@ class ReplicaHost:
             started_ms=self.started_ms,
         )
 
+    def _heed_elections(self) -> None:
+        """The elections have decided something: the ack loop acts, and reads that wait may have to be refused."""
+        self.supervisor.wake_commit_log()
+        self.dispatcher.wake_readers()
+
     def _connect_elections(self) -> None:
         """Let the elections know this replica, and reach the others."""
         options, elections, streams = self.options, self.elections, self.streams
         elections.connect(
-            on_change=self.supervisor.wake_commit_log,
+            on_change=self._heed_elections,
             is_writable=self._is_disk_writable,
             can_stream=partial(self.supervisor.works, "replication"),
             # A replica that lacks messages of compacted queues never counts, and never leads (ADR 0016).

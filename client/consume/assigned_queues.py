@@ -71,13 +71,14 @@ class AssignedQueues:
         """Read further queues. Args: `begins`: queue_id -> offset. `shard_of`: the shard of a queue."""
         state = self.state
         with state.changed:
+            # First: a thread that commits without the lock asks for the shard of each position.
+            self._shards.update({queue_id: shard_of(queue_id) for queue_id in begins})
             # In place: the thread that takes messages writes other positions without the lock.
             self.positions.update(begins)
             state.fetch_from.update(begins)
             readers = dict(self._readers)
             for shard in sorted(set(map(shard_of, begins))):
                 queues = [queue_id for queue_id in begins if shard_of(queue_id) == shard]
-                self._shards.update(dict.fromkeys(queues, shard))
                 if shard in readers:
                     readers[shard].queues += queues
                     readers[shard].restart()
@@ -103,8 +104,8 @@ class AssignedQueues:
                 state.fetch_from.pop(queue_id, None)
                 state.chosen.discard(queue_id)
                 self._readers[shard].queues.remove(queue_id)
-                del self._shards[queue_id]
                 left[queue_id] = self.positions.pop(queue_id)
+                del self._shards[queue_id]
             for shard in set(shards.values()):
                 # What it asks for now may wait for these queues alone.
                 self._readers[shard].restart()

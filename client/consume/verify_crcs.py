@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
-from raymq.store.base.format import PHYSICAL_OFFSET_AT
+from raymq.store.base.format import PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT
 from raymq.store.queues.raw_records import fault_of, records_before
 from raymq.store.records.record_walk import RecordFault
 from raymq.store.records.requests import FetchSlice
@@ -60,7 +60,10 @@ def _ask_the_shard(
     part: FetchSlice, routes: Routes, topic: str, shard: int, fault: RecordFault
 ) -> Corrupt:
     """The error of a record that is damaged in the shard, too. Raises: Unavailable when the shard's copy is intact."""
-    offset = part.first_offset
+    records: Any = part.records
+    first = records[0].as_py()
+    # Of the record: what the shard looked at in vain comes before it.
+    offset = _offset_of(first, part)
     arguments = {"topic": topic, "queue_id": part.queue_id, "offset": offset}
 
     try:
@@ -69,8 +72,7 @@ def _ask_the_shard(
         return _of_shard(error, shard)
     except Rejected:
         # A shard that does not know the operation.
-        records: Any = part.records
-        at = records[0].as_py()[PHYSICAL_OFFSET_AT : PHYSICAL_OFFSET_AT + 8]
+        at = first[PHYSICAL_OFFSET_AT : PHYSICAL_OFFSET_AT + 8]
         return Corrupt(
             f"shard {shard}: message {offset} of queue {part.queue_id} of {topic} is damaged ({fault.rule}); "
             "`raymq store verify` names the file",
@@ -85,6 +87,12 @@ def _ask_the_shard(
         "memory or network; test the RAM of both machines",
         shard=shard,
     )
+
+
+def _offset_of(record: bytes, part: FetchSlice) -> int:
+    """The queue offset of a damaged record, whose own one may be what is damaged."""
+    offset = int.from_bytes(record[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big", signed=True)
+    return offset if part.first_offset <= offset < part.next_offset else part.first_offset
 
 
 def _of_shard(error: Corrupt, shard: int) -> Corrupt:

@@ -207,6 +207,7 @@ class QueueReader:
                 break
             except Corrupt as error:
                 # Those before the damaged record are read without it. The next read reports it.
+                self._log.reads.note_damage(error)
                 bad = int(error.fields["offset"])
                 count = int((positions + sizes).searchsorted(bad, side="right"))
                 if not count:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.api.held_fetch import HeldFetch
 from raymq.actors.follower import follower
 from raymq.actors.follower.log_port import FollowerLogPort
 from raymq.actors.follower.session import FollowerSession
@@ -559,6 +560,30 @@ def test_a_leader_that_stops_writing_serves_no_reads_that_a_new_leader_may_contr
     with pytest.raises(Unavailable, match="does not lead"):
         host.call("topic", {"name": "t"})
     shard.wait_leader(other_than=first)
+
+
+def test_a_fetch_that_waits_is_refused_although_it_was_woken_before_the_epoch_ended(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.start_all()
+    host = shard.hosts[shard.wait_leader()]
+    assert host.store.create_topic("t", 1, [0]) is not None
+    woken, leave = threading.Event(), host.election_loop.leave
+    request = FetchRequest("t", {0: 0}, 1000, 10, 60_000)
+    with HeldFetch(host, request, Clock(), woken.set) as held:
+        assert held.poll() is None
+
+        def leave_late() -> None:
+            assert woken.wait(30)
+            woken.clear()
+            assert held.poll() is None
+            leave()
+
+        monkeypatch.setattr(host.election_loop, "leave", leave_late)
+        host.serving.fail(Unavailable("the disk failed", field="store"))
+        assert woken.wait(30)
+        with pytest.raises(Unavailable, match="does not lead"):
+            held.poll()
 
 
 def test_a_follower_whose_turn_has_come_asks_for_votes_although_its_loop_was_asleep(

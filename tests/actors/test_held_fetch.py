@@ -98,7 +98,10 @@ def test_a_reader_of_any_replica_looks_again_from_time_to_time() -> None:
 def test_it_goes_on_after_what_was_looked_at_in_vain_and_says_so_in_the_end() -> None:
     shard, clock = Answers([part(0, 5, 6)], [part(0, 6, 9)], []), ManualClock()
     with begin(shard, clock) as held:
-        assert held.poll() is None
+        # Between two looks the server sees whether the client has left.
+        assert (held.poll(), held.left_ms()) == (None, 0)
+        assert (held.poll(), held.left_ms()) == (None, 0)
+        assert (held.poll(), held.left_ms()) == (None, 9_000)
         assert [looked[0] for looked in shard.offsets] == [5, 6, 9]
         shard.answers.append([part(1, 7, 8, records=1)])
         answer = held.poll()

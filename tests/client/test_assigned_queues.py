@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from raymq.client.consume import assigned_queues
 from raymq.client.consume.assigned_queues import AssignedQueues
-from raymq.client.consume.shard_reader import FetchedRecords, ReadState
+from raymq.client.consume.shard_reader import FetchedRecords, ReadState, ShardReader
 from raymq.client.messages.received import received_messages
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
@@ -84,6 +86,21 @@ def test_queues_are_read_from_where_they_were_added(make: Make) -> None:
     assert got == {b"0:28", b"0:29", b"1:29"}
     assert assigned.positions == {0: 30, 1: 30}
     assert assigned.shards == [0, 1]
+
+
+def test_each_position_has_a_shard_while_queues_are_added(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that commits asks for the shards without the lock."""
+    assigned, seen = make(), []
+
+    def look(*arguments: Any, **options: Any) -> ShardReader:
+        seen.append({queue: assigned.shard_of(queue) for queue in assigned.positions})
+        return ShardReader(*arguments, **options)
+
+    monkeypatch.setattr(assigned_queues, "ShardReader", look)
+    assigned.add({0: 0, 1: 0, 2: 0, 3: 0}, shard_of)
+    assert seen == [{0: 0, 1: 1, 2: 0, 3: 1}] * SHARDS
 
 
 def test_a_revoked_queue_gives_nothing_more_and_says_how_far_it_was_taken(make: Make) -> None:

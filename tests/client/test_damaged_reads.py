@@ -21,11 +21,14 @@ from raymq.client.consume.verify_crcs import verify_slices
 from raymq.client.transport.routes import Routes
 from raymq.cluster.queue.durable_queue import Queue
 from raymq.cluster.queue.queue_client import ItemReader
+from raymq.store.base import format as fmt
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.raw_records import decode_records
-from tests.support.batches import request
+from raymq.store.records.requests import FetchRequest, PutRequest
+from tests.support.batches import batch, request
 from tests.support.damaged_store import FIRST_LOG, flip
+from tests.support.fake_backend import FakeBackend
 from tests.support.roles import leader_of
 
 CLUSTER_ID, TOKEN = "c" * 32, "t0ken"
@@ -287,3 +290,25 @@ def test_damage_of_one_queue_is_not_an_error_of_another(shard: Shard) -> None:
         consumer.seek(0, 1)
         take(3)
     assert sorted(bodies) == [(0, b"b" * 100), (1, b"a" * 100), (1, b"b" * 100)]
+
+
+def test_damage_after_messages_that_a_filter_left_out_is_looked_for_where_it_is() -> None:
+    backend = FakeBackend()
+    backend.create("t")
+    backend.put(PutRequest("t", 0, batch([b"%d" % n for n in range(5)]), None, 0, 0, "quorum"))
+    (part,) = backend.fetch(FetchRequest("t", {0: 3}, 1 << 20, 1, 0))
+    damaged = bytearray(part.records[0].as_py())
+    damaged[fmt.BODY_LENGTH_AT + 4] ^= 1
+    part = part._replace(
+        first_offset=0, next_offset=5, records=pa.array([bytes(damaged)], pa.binary())
+    )
+    asked: list[int] = []
+
+    def call(shard: int, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        asked.append(arguments["offset"])
+        raise Corrupt("it is damaged", offset=7)
+
+    routes: Any = SimpleNamespace(call=call)
+    (found,) = verify_slices([part], routes, "t", 0, None)
+    assert isinstance(found.error, Corrupt)
+    assert asked == [3]

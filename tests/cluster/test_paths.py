@@ -333,5 +333,18 @@ def test_an_option_that_may_change_at_each_start_reaches_the_store(
     assert getattr(record(**{option: 1}), option) == 1
     assert store_options(100)[option] == 100
     with pytest.raises(Rejected) as caught:
-        store_options(wrong)
+        plan_start(
+            cluster_paths,
+            StartOptions(**{option: wrong}),  # type: ignore[arg-type]
+            ephemeral=False,
+            files=files,
+        )
     assert caught.value.field == option
+
+
+def test_a_size_that_no_store_takes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    wanted = StartOptions(segment_size_bytes=5000)
+    with pytest.raises(Rejected) as refused:
+        plan_start(paths.ClusterPaths(tmp_path), wanted, ephemeral=False, files=Files())
+    assert refused.value.field == "segment_size_bytes"
+    assert list(tmp_path.iterdir()) == []

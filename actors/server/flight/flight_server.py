@@ -201,11 +201,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 found = held.poll()
                 if found is not None:
                     return found
-                while left_ms := held.left_ms():
-                    if woken.wait(min(left_ms, LEFT_CHECK_MS) / 1000):
+                while not self._stopping and not context.is_cancelled():
+                    left_ms = held.left_ms()
+                    if not left_ms or woken.wait(min(left_ms, LEFT_CHECK_MS) / 1000):
                         break
-                    if self._stopping or context.is_cancelled():
-                        return []
+                else:
+                    return []
 
     @staticmethod
     def _send_slice(send: _LockedSend, number: int, part: FetchSlice, *, is_last: bool) -> None:
