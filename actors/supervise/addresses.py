@@ -61,7 +61,7 @@ class ClusterAddresses:
         return {**self._routes} if endpoint is None else {**self._routes, self._shard: endpoint}
 
     def replicas(self) -> dict[str, Any]:
-        """Shard -> replica -> endpoint. Of this shard also what elections know: the controller may not have said so yet."""
+        """Shard -> replica -> endpoint. Of this shard also what elections know before the controller has said so."""
         known = self._replicas
         elected = {str(each): self._book.find(each) for each in self._members}
         found = {replica: endpoint for replica, endpoint in elected.items() if endpoint}
