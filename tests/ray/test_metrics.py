@@ -34,7 +34,7 @@ from raymq.client.transport.flight_client import ShardConnection
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.deploy.owned_ray import free_ports
 from raymq.client.transport.routes import Routes
-from raymq.cluster.start import stop
+from raymq.cluster.stop import stop
 from raymq.store.records.small_batch import SmallBatch
 
 dashboard, metrics = free_ports(2)
