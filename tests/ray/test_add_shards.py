@@ -23,7 +23,7 @@ from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.replicated_shard import pause
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.thorough]
 
 OLD, WIDE = "old", "wide"
 
@@ -184,7 +184,6 @@ def test_a_handle_from_before_uses_the_new_shard_and_is_told_of_it(world: World)
     assert world.read(world.cluster, OLD) == world.sent[OLD]
 
 
-@pytest.mark.thorough
 def test_an_interrupted_addition_is_completed_by_the_same_call(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +208,6 @@ def test_an_interrupted_addition_is_completed_by_the_same_call(
     world.check_same_topics()
 
 
-@pytest.mark.thorough
 def test_an_interrupted_addition_is_completed_by_the_next_start(world: World) -> None:
     record = load_record(world.paths, Files())
     assert record is not None
@@ -222,7 +220,6 @@ def test_an_interrupted_addition_is_completed_by_the_next_start(world: World) ->
     world.check_same_topics()
 
 
-@pytest.mark.thorough
 def test_a_restart_keeps_everything_and_takes_no_lost_store_for_a_new_one(world: World) -> None:
     assert world.cluster.stop().clean
     store = world.paths.replica(1, 0)

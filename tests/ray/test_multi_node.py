@@ -23,6 +23,8 @@ from raymq.store.base.errors import Rejected, Unavailable
 from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.thorough
+
 LABELS = ["a", "b", "c"]
 SHARDS = 2
 TOPIC = "t"
@@ -179,7 +181,6 @@ def test_a_node_that_is_away_is_reported_and_comes_back_with_its_disk(world: Wor
     cluster.close()
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(150)
 def test_a_stopped_cluster_resumes_where_its_disks_are_and_is_not_moved(world: World) -> None:
     before = world.whereabouts()
