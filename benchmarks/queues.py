@@ -55,7 +55,7 @@ def write(root: Path, queues: int, puts: int) -> dict[str, Any]:
     store = MessageStore.open(root, config=StoreConfig())
     names = queues_of(queues)
     for topic in sorted({topic for topic, _ in names}):
-        store.create_topic(topic, sum(each == topic for each, _ in names), [0])
+        store.topics.create(topic, sum(each == topic for each, _ in names), [0])
 
     begin = time.perf_counter()
     for at in range(puts):

@@ -54,7 +54,7 @@ class Follower(ReplicaRole):
         # No service that delivers delayed messages says here which records it needs.
         store = self._store
         return CleanService(
-            store.log, store, flags=store.flags, reserved_hours_min=RESERVED_HOURS_MIN
+            store.log, store.retention, flags=store.flags, reserved_hours_min=RESERVED_HOURS_MIN
         )
 
     @property

@@ -77,8 +77,8 @@ class FollowerReads:
         self._serving.check()
         if not self._elections.is_complete:
             raise _refusal("it is not complete: it may have lost confirmed messages")
-        if log.poisoned is not None:
-            raise _refusal(log.poisoned)
+        if log.health.poisoned is not None:
+            raise _refusal(log.health.poisoned)
         if self._scrub.faults or self._store.damage:
             raise _refusal("its copy is damaged; see its status")
 

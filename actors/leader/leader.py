@@ -299,7 +299,7 @@ class Leader(ReplicaRole):
 
     def step(self) -> None:
         """See `ReplicaRole.step`."""
-        if self._log.poisoned is not None and self._serving.stop_error is None:
+        if self._log.health.poisoned is not None and self._serving.stop_error is None:
             self._serving.check_poisoned()
         self.acks.step()
 
@@ -439,7 +439,7 @@ class Leader(ReplicaRole):
     @property
     def writable(self) -> bool:
         """Whether puts are taken now, judged by the last one."""
-        is_refusing = self._serving.stop_error or self._log.poisoned
+        is_refusing = self._serving.stop_error or self._log.health.poisoned
         return not is_refusing and self.is_serving and not self._append_failed
 
     @property

@@ -251,7 +251,7 @@ class PutAcks:
             self._supervisor.tick()
             self._ticked_ms = now_ms
         if self._supervisor.poisoned is not None:
-            self._log.poison(self._supervisor.poisoned)
+            self._log.health.poison(self._supervisor.poisoned)
             raise Unavailable(
                 self._supervisor.poisoned,
                 field="store",
@@ -305,7 +305,7 @@ class PutAcks:
             ends, late = self._supervisor.progress()
             log.note_committed(ends.committed)
             log.note_synced(ends.synced)
-            if log.sync_failed:
+            if log.health.sync_failed:
                 # A later sync of the flusher may have succeeded without the lost bytes, so that its end proves nothing.
                 # The ack loop ends the puts.
                 return

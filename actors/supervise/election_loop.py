@@ -107,7 +107,7 @@ class ElectionLoop:
         Raises: Rejected for a frame of another shard; Unavailable when nothing is answered any more.
         """
         serving = self._serving
-        votes_on = self._store.log.sync_failed
+        votes_on = self._store.log.health.sync_failed
         if isinstance(serving.stop_error, (Corrupt, Bug)):
             votes_on = False
         if serving.is_stopping() or not votes_on:

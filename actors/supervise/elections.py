@@ -52,7 +52,8 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import AnotherShard, Rejected
 from raymq.store.base.running_flags import FENCED, RunningFlags
 from raymq.store.config.promise import own_durable
-from raymq.store.log.commit_log import POWER_LOST, CommitLog
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.control_files.meta import POWER_LOST
 from raymq.store.log.mending.sound_bytes import last_given_unit
 from raymq.store.put.put_lock import PutLock
 
@@ -373,7 +374,7 @@ class Elections:
         vote, and no answer to a join, may come between.
         """
         log = self._log
-        if not log.sync_failed or self._has_failed:
+        if not log.health.sync_failed or self._has_failed:
             return []
         self._has_failed = True
         is_complete = log.synced >= own_durable(log.config.flush, log.ends)
@@ -390,7 +391,7 @@ class Elections:
 
     def _facts(self) -> LogFacts:
         log = self._log
-        if log.sync_failed:
+        if log.health.sync_failed:
             return self._facts_of_synced()
         durable = own_durable(log.config.flush, log.ends)
         return LogFacts(

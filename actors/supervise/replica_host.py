@@ -217,7 +217,7 @@ class ReplicaHost:
 
     def _begin_grants(self) -> None:
         self.log_guard.begin_satellites()
-        self.log.on_poisoned = self.supervisor.poison
+        self.log.health.on_poisoned = self.supervisor.poison
 
     def _leave(self) -> None:
         """Answer those that wait, and let another replica lead: this one writes nothing more."""

@@ -74,7 +74,7 @@ def replicas(replica: ReplicaScope) -> dict[str, Any]:
 
 def topics(replica: ReplicaScope) -> dict[str, Any]:
     """The topics that readers see."""
-    found = replica.parts.store.confirmed_topics(replica.roles.role.visible_end)
+    found = replica.parts.store.state.confirmed_topics(replica.roles.role.visible_end)
     return {topic.name: topic.shown() for topic in found}
 
 

@@ -28,7 +28,7 @@ class ReplicaStatus:
     def state(self) -> str:
         """RUNNING, or READ_ONLY while every write is refused."""
         parts = self._parts
-        is_refusing = parts.serving.stop_error or parts.log.poisoned
+        is_refusing = parts.serving.stop_error or parts.log.health.poisoned
         return "READ_ONLY" if is_refusing or not self._roles.role.is_serving else "RUNNING"
 
     @property
@@ -38,7 +38,7 @@ class ReplicaStatus:
         if parts.serving.stop_error:
             return str(parts.serving.stop_error)
         failures = [f"{part}: {cause}" for part, cause in self._active_failures().items()]
-        poisoned = [parts.log.poisoned] if parts.log.poisoned else []
+        poisoned = [parts.log.health.poisoned] if parts.log.health.poisoned else []
         return "; ".join([*poisoned, *failures, *self._roles.role.causes()]) or None
 
     def _active_failures(self) -> dict[str, str]:

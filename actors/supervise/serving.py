@@ -78,11 +78,13 @@ class Serving:
         """Raises: Unavailable, when the log takes nothing more."""
         if self._supervisor.poisoned is not None:
             with self._heartbeat.blocking_call:
-                self._log.poison(self._supervisor.poisoned)
-        if self._log.poisoned is not None and not self._takes_back():
+                self._log.health.poison(self._supervisor.poisoned)
+        if self._log.health.poisoned is not None and not self._takes_back():
             # If no sync has failed, the next start cuts off a failed append that could not be undone.
             raise Unavailable(
-                self._log.poisoned, field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
+                self._log.health.poisoned,
+                field="store",
+                status=PutStatus.SERVICE_NOT_AVAILABLE.value,
             )
 
     def _takes_back(self) -> bool:
@@ -91,13 +93,13 @@ class Serving:
         The disk may work again, and meanwhile reads go on. Of several candidates another one leads sooner if this
         process ends.
         """
-        if not self._may_take_back or not self._log.may_take_back:
+        if not self._may_take_back or not self._log.health.may_take_back:
             return False
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_take_back_ms:
             self._next_take_back_ms = now_ms + TAKE_BACK_RETRY_MS
             with self._heartbeat.blocking_call, self._put_lock:
-                self._log.take_back()
+                self._log.health.take_back()
         return True
 
     def fail(self, error: RayMQError) -> None:
@@ -114,7 +116,7 @@ class Serving:
             self._on_failed()
         finally:
             lasting = (
-                self._log.sync_failed
+                self._log.health.sync_failed
                 or self._supervisor.poisoned is not None
                 or isinstance(error, (Corrupt, Bug))
             )

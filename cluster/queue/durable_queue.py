@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import os
 import secrets
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,25 +20,17 @@ from raymq.client.arguments import check_number, check_text
 from raymq.client.messages import codecs
 from raymq.cluster.cluster import Cluster
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected
+from raymq.store.base.errors import RayMQError
 
 from .assignment_log import make_topics
 from .coordinator_calls import CoordinatorCalls
+from .item_reader import BadItem, ItemReader
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal
-from .queue_client import Items, QueueClient, end_quietly
+from .queue_client import QueueClient, end_quietly
 
 #: longest wait of one call: the coordinator forgets the request of a dead process after it
 WAIT_S = 5.0
-#: field of an error about a damaged item
-_ITEM = "item"
-
-
-@dataclass
-class _Bad:
-    """An item that was taken from the queue and cannot be returned."""
-
-    error: RayMQError
 
 
 @dataclass
@@ -158,6 +149,7 @@ class Queue:
         """Create the attributes that are not pickled."""
         codec = self._codec_option
         self._codec = codecs.codec(codec) if isinstance(codec, str) else codec
+        self._reader = ItemReader(self.name, self._codec, self._accept)
         #: properties of every item
         self._properties = {codecs.CONTENT_TYPE: self._codec.name}
         self._lock = threading.Lock()
@@ -166,7 +158,7 @@ class Queue:
         #: requests of gets that did not finish
         self._unfinished: list[_Request] = []
         #: the items that were taken together with one that could not be returned
-        self._left: deque[Any | _Bad] = deque()
+        self._left: deque[Any | BadItem] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = (
@@ -418,7 +410,9 @@ class Queue:
                 taken = await self._coordinator.call_async("take", request.number, 1, wait_s)
                 if taken is not None:
                     client = await self._client_async()
-                    items = self._decode(await asyncio.to_thread(self._read, client, *taken))
+                    items = self._reader.decode(
+                        await asyncio.to_thread(self._reader.pieces, client, *taken)
+                    )
                     break
             else:
                 raise Empty
@@ -456,7 +450,7 @@ class Queue:
             for wait_s in waits:
                 taken = self._coordinator.call("take", request.number, request.count, wait_s=wait_s)
                 if taken is not None:
-                    items = self._decode(self._read(self._client(), *taken))
+                    items = self._reader.decode(self._reader.pieces(self._client(), *taken))
                     break
             else:
                 raise Empty(f"queue {self.name!r} has fewer than {count} items")
@@ -482,7 +476,7 @@ class Queue:
     def _returned(self, items: list[Any]) -> list[Any]:
         """The items. Raises: the first error among them; the others are left for the next gets."""
         for row, item in enumerate(items):
-            if type(item) is _Bad:
+            if type(item) is BadItem:
                 self._leave([*items[:row], *items[row + 1 :]])
                 raise item.error
         return items
@@ -512,91 +506,6 @@ class Queue:
             with self._lock:
                 self._unfinished.append(request)
 
-    def _read(self, client: QueueClient, first: int, count: int) -> list[Items | _Bad]:
-        """Read assigned items, in one or more runs. One that is damaged or deleted takes no other with it.
-
-        Raises: as `QueueClient.read`; the request is repeated.
-        """
-        try:
-            return [*client.read(first, count)]
-        except Corrupt as error:
-            if count == 1:
-                return [_Bad(self._damaged(error))]
-        except OffsetOutOfRange as error:
-            if count == 1:
-                # It was deleted before it was read.
-                return [_Bad(error)]
-
-        found: list[Items | _Bad] = []
-        for offset in range(first, first + count):
-            for part in self._read(client, offset, 1):
-                if not (found and _are_deleted(found[-1], part)):
-                    found.append(part)
-        return found
-
-    def _damaged(self, error: Corrupt) -> Corrupt:
-        return Corrupt(
-            f"{error.message}. The item was taken from queue {self.name!r} and is still in the topic",
-            **{**error.fields, "field": _ITEM},
-        )
-
-    def _decode(self, pieces: list[Items | _Bad]) -> list[Any | _Bad]:
-        """Decode items by the codec that each names. In the place of one that cannot be decoded is its error."""
-        items: list[Any | _Bad] = []
-        for piece in pieces:
-            if isinstance(piece, _Bad):
-                items.append(piece)
-                continue
-            row = 0
-            # Neighbours usually share a codec.
-            for name, run in itertools.groupby(piece.codecs):
-                decode = self._decoder_of(name)
-                for _ in run:
-                    try:
-                        items.append(decode(piece.bodies[row]))
-                    except Exception as error:
-                        # A codec of the user's own may raise anything.
-                        items.append(_Bad(self._undecodable(piece.first + row, error)))
-                    row += 1
-        return items
-
-    def _undecodable(self, offset: int, error: Exception) -> Rejected:
-        why = Rejected(
-            f"the item at offset {offset} of {self.name!r} cannot be decoded: {error}. It was taken from the queue and "
-            "is still in the topic",
-            field="codec",
-            limit=self._codec.name,
-            offset=offset,
-        )
-        why.__cause__ = error
-        return why
-
-    def _decoder_of(self, name: str | None) -> Callable[[bytes], Any]:
-        """Decodes an item that names this codec. Raises, for each item: Rejected if this handle does not accept it."""
-        try:
-            return self._codec_of(name).decode
-        except Rejected as error:
-            refusal = error
-
-        def refuse(_: bytes) -> Any:
-            raise refusal
-
-        return refuse
-
-    def _codec_of(self, name: str | None) -> codecs.Codec:
-        """The codec that an item names, if this handle accepts it. Raises: Rejected."""
-        if name == self._codec.name:
-            return self._codec
-        plain = codecs.BytesCodec.name
-        if name is None or name == plain or name in self._accept:
-            return codecs.codec(name or plain)
-        allowed = ", ".join(dict.fromkeys((self._codec.name, *self._accept, plain)))
-        raise Rejected(
-            f"it names codec {name!r}, and this handle takes {allowed}; open the queue with accept=[{name!r}]",
-            field="codec",
-            limit=allowed,
-        )
-
     # --- end --------------------------------------------------------------------------------------
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
@@ -618,14 +527,6 @@ class Queue:
                 raise
         finally:
             self._coordinator.end(None if force else grace_period_s)
-
-
-def _are_deleted(before: Items | _Bad, part: Items | _Bad) -> bool:
-    """Whether both stand for items that were deleted: one error says so."""
-    return all(
-        isinstance(each, _Bad) and isinstance(each.error, OffsetOutOfRange)
-        for each in (before, part)
-    )
 
 
 def _new_number() -> int:

@@ -6,7 +6,8 @@ failpoints     named points at which tests stop or fail a durable step
 status         the answers of a put, in RocketMQ's names
 rules          rules that errors and faults name, if several modules check them
 arrays         names of array types
-files          the only module that touches files
+files          the only module that touches files, with file_maps
+file_maps      maps of files, and reads through them
 format         byte formats of the commit log and the consume queues
 checksum       CRC-32C and CRC-32
 running_flags  bits that stop reads, puts or dispatch of a running store

@@ -135,7 +135,7 @@ class EmbeddedStore:
         #: transactions; the owner of the store calls its `check`
         self.transactions = TransactionService(self.store)
         self._messages = MessagePut(self.store, self._await)
-        log.on_poisoned = self._fail
+        log.health.on_poisoned = self._fail
 
         for run, name in ((self._run, "raymq-flush"), (self._prepare_pages, "raymq-ahead")):
             thread = threading.Thread(target=run, name=name, daemon=True)
@@ -228,7 +228,7 @@ class EmbeddedStore:
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic of `queues` queues, durable at return."""
         self._check_working()
-        appended = self.store.create_topic(name, queues, [0])
+        appended = self.store.topics.create(name, queues, [0])
         if appended is not None:
             self._await(appended)
 
@@ -306,7 +306,7 @@ class EmbeddedStore:
             while not self._ended.is_set():
                 self._run_once()
         except FlushFailed as error:
-            self.store.log.poison(str(error))
+            self.store.log.health.poison(str(error))
             self._fail(str(error))
         except BaseException as error:
             self._fail(f"the flush thread ended: {error!r}", error)

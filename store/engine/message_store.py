@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
-from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import NOT_TRIED, Files
 from raymq.store.base.format import (
     DECISIONS_TOPIC,
@@ -29,7 +27,6 @@ from raymq.store.base.format import (
 from raymq.store.base.running_flags import RunningFlags
 from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.compaction.get_compacted import get_compacted
-from raymq.store.config.delay_levels import LEVELS_SERVICE, TIMERS_SERVICE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
 from raymq.store.delay.delay_hook import DelayHook
@@ -37,8 +34,9 @@ from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
 from raymq.store.log.believed_clock import BelievedClock
-from raymq.store.log.clean import CleanService, Derived, LastingFloor
-from raymq.store.log.commit_log import CHAIN_BEGIN, QUEUES_DOUBTFUL, CommitLog
+from raymq.store.log.clean import CleanService, Derived
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.control_files.meta import CHAIN_BEGIN, QUEUES_DOUBTFUL
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.put_hooks import PutHook, TopicGuard
@@ -47,6 +45,7 @@ from raymq.store.put.put_path import PutPath
 from raymq.store.put.service_records import ServiceRecords
 from raymq.store.put.snapshot_writer import SnapshotWriter
 from raymq.store.put.stats import StoreStats
+from raymq.store.put.topic_records import TopicRecords
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from raymq.store.queues.message_filter import MessageFilter
@@ -62,15 +61,13 @@ from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
     NO_BUNDLE,
     OFFSETS,
-    TOPIC,
     ShardState,
-    TopicInfo,
     offsets_body,
-    topic_body,
 )
-from raymq.store.state.topics import QueueKey, check_more_queues, check_new_schema, check_new_topic
+from raymq.store.state.topics import QueueKey
 
 from .followed_log import FollowedLog
+from .retention import Retention
 from .store_recovery import LostQueues, StoreRecovery
 
 logger = logging.getLogger(__name__)
@@ -133,6 +130,8 @@ class MessageStore:
             log, self.consume_queues, put_lock=self.put_lock, flags=self.flags
         )
         self.snapshots, self.put_path, self.inner_put, self._first_put = self._make_put_parts()
+        #: creates and changes topics
+        self.topics = TopicRecords(log, self.state, self.inner_put)
 
         #: the writing side while another replica leads; None: this one appends
         self.followed: FollowedLog | None = None
@@ -143,10 +142,18 @@ class MessageStore:
         self.retention_floors: list[Callable[[], int | None]] = [
             self.compaction.sync_and_find_needed_from
         ]
-        self._lasting_floor = LastingFloor(log)
-
+        #: what the log may delete, and what goes with it
+        self.retention = Retention(
+            log,
+            self.state,
+            queues=self.consume_queues,
+            put_lock=self.put_lock,
+            derived=self.derived,
+            floors=self.retention_floors,
+            sync_queues=self.sync_queues,
+        )
         #: deletes old files; the host calls its `run_once`
-        self.clean_service = CleanService(log, self, flags=self.flags)
+        self.clean_service = CleanService(log, self.retention, flags=self.flags)
         #: writes checkpoint and configuration for the start after a crash; the host calls its `run_once`
         self.checkpoint_service = CheckpointService(self)
 
@@ -158,12 +165,6 @@ class MessageStore:
         self._last_bundle = NO_BUNDLE
         #: the consume queues that are being rebuilt
         self._rebuilding: LostQueues | None = None
-        #: ends of the records of topics that were created since the store was opened, and the log's end at that time
-        self._topic_ends: dict[str, int] = {}
-        self._opened_end = 0
-        #: held from the check whether a topic exists until its record's end is noted
-        self._topics_lock = threading.Lock()
-
         #: each consume queue ends exactly where the log says
         self._queues_exact = False
         #: a sync of a consume queue failed
@@ -270,7 +271,7 @@ class MessageStore:
         self._has_snapshot = found.has_snapshot
         self._rebuilding = found.rebuilding
         self._last_bundle = found.bundle
-        self._opened_end = self.log.end
+        self.topics.note_opened()
         BelievedClock(self.log).begin(self.state.store_time_ms)
         self._recover_index()
         self.compaction.load()
@@ -325,8 +326,7 @@ class MessageStore:
         if self._begun is None or self.log.last_epoch != epoch:
             followed.end()
             self._last_bundle = NO_BUNDLE
-            # Of an earlier leadership.
-            self._topic_ends.clear()
+            self.topics.forget_ends()
             self.snapshots.find_newest()
             self._begun = self.inner_put.begin_epoch(epoch)
         begun = self._begun
@@ -343,7 +343,7 @@ class MessageStore:
 
     def _import_config(self) -> None:
         config_json.import_changed(self, self._first_put)
-        self._opened_end = self.log.end
+        self.topics.note_opened()
 
     def _distrust_queue_ends(self) -> None:
         """Make the next start open every consume queue."""
@@ -469,41 +469,6 @@ class MessageStore:
 
             self.log.marks.queues_synced_end = upto
 
-    # --- deletion, for `clean_service` ------------------------------------------------------------
-
-    def advance_deletable_end(self) -> int:
-        """Sync the consume queues: after a power loss none may end below the log's start.
-
-        Returns: the end at or above which no record may be deleted.
-        """
-        self.sync_queues()
-
-        log = self.log
-        floors = tuple(self.retention_floors)
-        needed = [find_needed_from() for find_needed_from in floors]
-        deletable = min([log.marks.queues_synced_end, *(end for end in needed if end is not None)])
-        progress = self.state.progress
-        if not progress.get(LEVELS_SERVICE) and not progress.get(TIMERS_SERVICE):
-            return deletable
-
-        # A delivered message waits no more. But before its original record is deleted, its delivery must be on disk and
-        # confirmed: another leader may cut it off, and deliver the original record.
-        return self._lasting_floor.advance(deletable, floors)
-
-    def forget_before(self, start: int) -> None:
-        """Messages below physical offset `start` are out of range from now on."""
-        self.consume_queues.correct_min_offsets(start)
-
-    def delete_derived(self, start: int) -> None:
-        """Delete chain, consume queue files and indexes of records below `start`."""
-        with self.put_lock:
-            self.log.chain.delete_before(start)
-        fail_point("clean.after_chain")
-        self.consume_queues.delete_expired()
-        fail_point("clean.after_queues")
-        for derived in self.derived:
-            derived.delete_expired(start)
-
     # --- reads ------------------------------------------------------------------------------------
 
     def queues(self) -> list[tuple[str, int]]:
@@ -620,86 +585,11 @@ class MessageStore:
 
     # --- administration ---------------------------------------------------------------------------
 
-    def create_topic(
-        self,
-        name: str,
-        queues: int,
-        shards: Iterable[int],
-        attributes: Mapping[str, str] | None = None,
-        *,
-        former_queues: tuple[int, ...] = (),
-        hidden_queues: int = 0,
-    ) -> AppendedRows | None:
-        """Create a topic. Returns: None if the same topic exists already.
-
-        Args: `former_queues`, `hidden_queues`: as in TopicInfo, of a topic that has got queues on other shards.
-        Raises: Rejected for a bad name, number or attribute, or if it exists with others.
-        """
-        with self._topics_lock:
-            info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
-            if info is None:
-                return None
-            return self._put_topic(
-                replace(info, former_queues=former_queues, hidden_queues=hidden_queues)
-            )
-
-    def add_queues(
-        self,
-        name: str,
-        queues: int,
-        shards: Iterable[int],
-        *,
-        are_hidden: bool,
-        copied: tuple[tuple[int, ...], int] | None = None,
-    ) -> AppendedRows | None:
-        """Give a topic more queues, `queues` in all. Returns: None if it has them already.
-
-        Args: `copied`: `former_queues` and `hidden_queues` of another shard. Raises: Rejected: see `check_more_queues`.
-        """
-        with self._topics_lock:
-            known = self.state.topics
-            info = check_more_queues(name, queues, tuple(shards), known, are_hidden=are_hidden)
-            if info is None:
-                return None
-            if copied is not None:
-                info = replace(info, former_queues=copied[0], hidden_queues=copied[1])
-            return self._put_topic(info)
-
-    def set_schema(self, name: str, schema: str) -> AppendedRows | None:
-        """Give a topic another schema. Returns: None if it has that already. Raises: as `check_new_schema`."""
-        with self._topics_lock:
-            info = check_new_schema(name, schema, self.state.topics)
-            return None if info is None else self._put_topic(info)
-
-    def _put_topic(self, info: TopicInfo) -> AppendedRows:
-        """Append the record of a topic. Needs the lock."""
-        appended = self.inner_put.put_state_record(TOPIC, topic_body(info))
-        self._topic_ends[info.name] = appended.end_offset
-        return appended
-
-    def topic_end(self, name: str) -> int:
-        """The physical offset below which the log proves that the topic exists: the topic is as durable as that."""
-        with self._topics_lock:
-            return self._topic_ends.get(name, self._opened_end)
-
-    def producer_epoch(self, producer_id: int) -> int | None:
-        """The highest epoch of a producer id; None: not known."""
-        with self.put_lock:
-            return self.state.producers.epoch(producer_id)
-
     def known_producers(self, producer_ids: Sequence[int]) -> list[int]:
         """Those of these producer ids that have an epoch, in their order."""
         with self.put_lock:
             producers = self.state.producers
             return [each for each in producer_ids if producers.epoch(each) is not None]
-
-    def confirmed_topics(self, confirmed: int) -> list[TopicInfo]:
-        """The topics below a confirmed end: those of `state.topics` may get lost with a leader that is cut off."""
-        return self.state.confirmed_topics(confirmed)
-
-    def confirmed_offsets(self, group: str, topic: str, confirmed: int) -> dict[int, int]:
-        """queue -> a group's next offset, below a confirmed end: as `confirmed_topics`."""
-        return self.state.confirmed_offsets(group, topic, confirmed)
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""

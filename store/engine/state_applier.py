@@ -23,7 +23,7 @@ class StateApplier:
 
     def __init__(self, log: CommitLog, state: ShardState) -> None:
         self._state = state
-        self._epochs = EpochVisitor(log.epoch_starts, state)
+        self._epochs = EpochVisitor(log.chain_maker.epoch_starts, state)
         #: a snapshot was read, so that the records since then are all of the state
         self.has_snapshot = False
         #: the bundle that the last PROGRESS record begins

@@ -12,8 +12,10 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from raymq.store.log.commit_log import QUEUES_DOUBTFUL, CommitLog
+from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.control_files.meta import QUEUES_DOUBTFUL
 from raymq.store.log.record_reads import may_be_record
+from raymq.store.log.recovery.log_recovery import recover
 from raymq.store.log.recovery.recovery_table import ENDS_IN_ZEROS
 from raymq.store.log.recovery.snapshot_head import snapshot_starts
 from raymq.store.put.snapshot_writer import SnapshotWriter
@@ -199,7 +201,8 @@ class StoreRecovery:
         """Walk the log, cut it at its end, and cut the queues to it. Returns: the start of the walk."""
         low = self._stable_below(self._queues_end)
         scan_start = next(snapshot_starts(self._log, low), self._log.start)
-        self._log.recover(
+        recover(
+            self._log,
             scan_start,
             self._visit,
             self._truncate_queues,

@@ -47,7 +47,7 @@ class Derived(Protocol):
 
 
 class LogUser(Protocol):
-    """The parts of a store that follow its log (`MessageStore`)."""
+    """The parts of a store that follow its log (`MessageStore.retention`)."""
 
     def advance_deletable_end(self) -> int:
         """Make derived files durable, if there are any. Returns: the end at or above which no record may be deleted."""

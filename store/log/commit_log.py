@@ -8,11 +8,9 @@ and the order "data, chain, mark" are the same for both.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import threading
-import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -29,7 +27,6 @@ from raymq.store.base.errors import (
     Corrupt,
     RayMQError,
     Rejected,
-    StoreDamaged,
     Unavailable,
     broken,
     require,
@@ -39,44 +36,28 @@ from raymq.store.base.files import Files, SyncFailed
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Ends
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.log.control_files.abort_lock import AbortFile, StoreLock, refuse_foreign_directory
-from raymq.store.log.control_files.checkpoint import Checkpoint
-from raymq.store.log.control_files.marks import Marks
-from raymq.store.log.control_files.meta import Meta
-from raymq.store.log.recovery.log_scan import (
-    HasUnit,
-    NotedEnds,
-    Scan,
-    Visit,
-    foreign_end,
-    scan,
+from raymq.store.log.control_files.meta import (
+    ADOPTING,
+    CHAIN_BEGIN,
+    POWER_LOST,
+    QUEUES_DOUBTFUL,
+    TRUNCATING,
 )
-from raymq.store.log.recovery.recovery_table import Decision
-from raymq.store.log.segments.log_files import open_log_files
+from raymq.store.log.recovery.log_scan import Scan
 from raymq.store.log.segments.mapped_file import MappedFile
 from raymq.store.log.segments.mapped_file_queue import FileAllocator
 from raymq.store.log.segments.segment_paths import segment_start_of
 from raymq.store.records import record
 
-from .chain import Chain, ChainUnit, check_units
-from .epochs import EpochStarts
-from .flush import FlushFailed
-from .log_pool import LogPool
+from .chain import ChainUnit, check_units
+from .chain_maker import ChainMaker
+from .log_health import LogHealth
+from .log_parts import LogParts
 from .log_reads import LogReads
-from .unit_bounds import RecordStarts, unit_bytes
+from .unit_bounds import RecordStarts
 
 logger = logging.getLogger("raymq.store")
 
-#: in `raymq/meta`: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
-QUEUES_DOUBTFUL = "queues_doubtful"
-#: in `raymq/meta`: where the log is truncated; the next start finishes a truncation that a crash interrupted
-TRUNCATING = "cut"
-#: in `raymq/meta`: the first start of a store that RocketMQ wrote is unfinished, so there are marks but no identity
-ADOPTING = "adopting"
-#: in `raymq/meta`: bytes that were not synced may be gone with the power; elections take note and clear it
-POWER_LOST = "power_lost"
-#: in `raymq/meta`: where the log of a new replica began after 0, and the chain value there
-CHAIN_BEGIN = "chain_begin"
 #: bytes written again at a time
 REWRITE_BYTES = 1 << 20
 
@@ -105,149 +86,53 @@ class CommitLog:
 
         #: IP and port that new records carry as store host. A replica that clients reach sets its own
         self.store_host = config.store_host
-        #: RayMQ wrote this store; False: Apache RocketMQ did (glossary: foreign store)
-        self.is_own_store = True
-        #: why nothing more is appended; None: all is well
-        self.poisoned: str | None = None
-        #: (file, position, length) of a failed append that could not be taken back yet; None: there is none
-        self._untaken: tuple[MappedFile, int, int] | None = None
-        #: a sync failed: no later start may trust bytes that are not proved to be on disk. After other errors the next
-        #: start repairs the log.
-        self.sync_failed = False
         #: called after each `append`, before the put is accounted for; must not raise
         self.on_appended: Callable[[], None] = lambda: None
-        #: called if a sync failed that neither the owner nor a flush service asked for: no put may be acknowledged any
-        #: more. Callers: another thread
-        self.on_poisoned: Callable[[str], None] = lambda _: None
         #: how often the log was cut or begun elsewhere, and the lock under which that and the note of a sync are made
         self._cuts = 0
         self._cuts_lock = threading.Lock()
         self._closed = False
 
-        files.make_dirs_durable(root)
-        refuse_foreign_directory(root, files=files)
-        self._lock = StoreLock(root, files=files)
-        self._lock.acquire()
-        #: closes all open parts, in the opposite order
-        self._opened = contextlib.ExitStack()
-        self._opened.callback(self._lock.release)
+        self._parts = parts = LogParts(root, config, files=files, clock=clock, identity=identity)
+        self.meta = parts.meta
+        self.marks = parts.marks
+        self.chain = parts.chain
+        self.checkpoint = parts.checkpoint
+        self.segments = parts.segments
+        self.pool = parts.pool
+        #: the run before did not end in order
+        self.crashed = parts.crashed
+        #: RayMQ wrote this store; False: Apache RocketMQ did (glossary: foreign store)
+        self.is_own_store = parts.is_own_store
+        #: nothing that was written before this start may have gone with the machine's memory
+        self.same_boot = parts.same_boot
 
-        try:
-            self._open(identity or {})
-        except BaseException:
-            self._opened.close()
-            raise
-
-    def _open(self, identity: dict[str, Any]) -> None:
-        side = self.root / "raymq"
-        fresh = not self.files.exists(self.root / "commitlog")
-        for name in ("raymq", "raymq/chain", "commitlog", "consumequeue"):
-            self.files.make_dirs(self.root / name)
-
-        # A process that was killed before it synced a directory left names that only the page cache has. These names
-        # must survive a power loss, because the bytes under them are adopted here and acknowledged later.
-        for directory in (self.root, side, side / "chain"):
-            self.files.sync_dir(directory)
-
-        self.abort = AbortFile(self.root, files=self.files)
-        self.crashed = self.abort.exists()
-        self.meta = Meta.open(side / "meta", files=self.files)
-        self._opened.callback(self.meta.close)
-        self.is_own_store = fresh or self.meta.get("store_id") is not None
-        #: no start of RayMQ has opened it before
-        self.is_new = self.meta.get("boot_id") is None
-
-        boot_id = self.files.boot_id()
-        self.same_boot = self.meta.get("boot_id") == boot_id
-        self._refuse_poisoned()
-
-        self.marks = Marks.open(side / "marks", files=self.files)
-        self._opened.callback(self.marks.close)
-        self.chain = Chain(side / "chain", self.config.segment_size_bytes, files=self.files)
-        self._opened.callback(self.chain.close)
-        self.checkpoint = Checkpoint.open(self.root / "checkpoint", files=self.files)
-        self._opened.callback(self.checkpoint.close)
-
-        self.segments = open_log_files(self.root, self.config, files=self.files)
-        self._opened.callback(self.segments.close)
-        self.segments.load()
-        self._sync_last_file()
-        chain_begin = self.meta.get(CHAIN_BEGIN)
-        # Without a file at that offset the log is empty, and begins anywhere.
-        if chain_begin is not None and self.segments.files and self.start == chain_begin[0]:
-            self.chain.begin_at(*chain_begin)
+        #: everything is stored below this physical offset
         self.end = 0
-        #: reads bytes and records, and knows the damage that reads have met
-        self.reads = LogReads(
-            self.segments, end=lambda: self.end, check_positions=self.is_own_store
-        )
-        if self.segments.files:
-            # Finish a deletion that a crash interrupted.
-            self.chain.delete_before(self.segments.min_offset)
-        self._finish_truncation()
-
-        store_id = self.meta.get("store_id") or uuid.uuid4().hex
-        self._identity = {"store_id": store_id, "boot_id": boot_id, **identity}
-        self.pool = LogPool(
-            self.root, self.config, self.segments, files=self.files, clock=self.clock
-        )
-        self._opened.callback(self.pool.close)
-        if not self.pool.find_old(self.meta, store_id, same_boot=self.same_boot):
-            # The pool has gone with the machine, or with a container's /dev/shm. Bytes that only the pool had are lost
-            # as in a power loss, although the page cache is intact.
-            self.same_boot = False
-
-        self.abort.create()
         #: of the units that this replica appends
         self.epoch = 0
         #: bytes of a leader of an epoch below this one are refused: this replica has promised that to a newer one
         self.epoch_floor = 0
-        #: the epochs of units that the chain may lose, as far as the log's records were read
-        self.epoch_starts = EpochStarts()
+        #: reads bytes and records, and knows the damage that reads have met
+        self.reads = LogReads(
+            self.segments, end=lambda: self.end, check_positions=self.is_own_store
+        )
+        #: makes units that the chain lacks, and knows the epochs of those that it may lose
+        self.chain_maker = ChainMaker(self.chain, self.marks, self.reads, config)
+        #: says whether the log takes appends
+        self.health = LogHealth(self.meta, end=lambda: self.end)
         #: prepares the next file and writes zeros ahead of the end; the host runs it in a thread
         self.allocator = FileAllocator(
             self.segments,
             lambda: self.end,
-            clock=self.clock,
-            window_bytes=self.config.prewrite_window_bytes,
-            warm=self.config.warm_mapped_file,
-            on_sync_failed=self._fail_prewrite,
+            clock=clock,
+            window_bytes=config.prewrite_window_bytes,
+            warm=config.warm_mapped_file,
+            on_sync_failed=self.health.fail_prewrite,
         )
+        self.health.on_sync_failed = self.allocator.break_off
+        #: what the recovery of this start found; None: there was none yet
         self.recovered: Scan | None = None
-
-    def _sync_last_file(self) -> None:
-        """Make the length of the last file durable: a process that was killed while it made the file may not have.
-
-        Once it has bytes, a shorter file would be damage. Raises: SyncFailed; the next start refuses the store then,
-        because another sync would prove nothing.
-        """
-        if not self.segments.files:
-            return
-        try:
-            self.segments.files[-1].sync()
-        except SyncFailed as error:
-            with contextlib.suppress(OSError, RayMQError):
-                self.meta.update({"poisoned": str(error)})
-            raise
-
-    def _refuse_poisoned(self) -> None:
-        if self.meta.get("poisoned"):
-            raise StoreDamaged(
-                f"{self.root} is poisoned: an earlier fdatasync failed ({self.meta.get('poisoned')}). Its unsynced "
-                "bytes cannot be trusted; rebuild this replica from its peer, or run `raymq store verify`.",
-                path=str(self.root),
-                rule="poisoned",
-            )
-
-    def _finish_truncation(self) -> None:
-        """Finish a truncation that an earlier process began."""
-        truncating_to = self.meta.get(TRUNCATING)
-        if truncating_to is not None:
-            self.marks.lower(truncating_to)
-            self.segments.truncate_to(truncating_to)
-            self.chain.load()
-            self.chain.truncate_to(truncating_to)
-            self.chain.sync()
 
     # --- positions --------------------------------------------------------------------------------
 
@@ -298,11 +183,7 @@ class CommitLog:
     @property
     def last_epoch(self) -> int:
         """The epoch of the last record; 0 for an empty log."""
-        epoch = 0 if self.chain.last is None else self.chain.last.epoch
-        if self.chain.end < self.end:
-            # An adoption is under way, or has failed. It noted the epochs of the units that the chain lacks.
-            return max(epoch, self.epoch_starts.epoch_at(self.end - 1))
-        return epoch
+        return self.chain_maker.last_epoch(self.end)
 
     def room(self) -> int:
         """Bytes left for records in the current file, without its blank's 8 bytes; negative: no file yet."""
@@ -365,7 +246,7 @@ class CommitLog:
 
         Durable: after the flush service's sync. Order: bytes, chain, mark. The caller publishes the end afterwards.
         """
-        if self.poisoned is not None or self._closed or epoch < self.epoch_floor:
+        if self.health.poisoned is not None or self._closed or epoch < self.epoch_floor:
             self._check_writable()
             self.check_epoch(epoch)
         length, room = len(data), self.room()
@@ -403,7 +284,7 @@ class CommitLog:
         try:
             file.pwrite(data, position)
         except (OSError, RayMQError):
-            self._take_back(file, position, len(data))
+            self.health.zero(file, position, len(data))
             raise
 
     def _append_chain_units(self, units: Sequence[ChainUnit], stored_bytes: int) -> None:
@@ -413,56 +294,8 @@ class CommitLog:
         except (OSError, RayMQError):
             if self.pool.active is None:
                 file = self._current()
-                self._take_back(file, units[0].start - file.start, stored_bytes)
+                self.health.zero(file, units[0].start - file.start, stored_bytes)
             raise
-
-    def _take_back(self, file: MappedFile, position: int, length: int) -> None:
-        """Write zeros over a failed append. If that fails too, appends stop until it works, or the next start cuts."""
-        try:
-            file.pwrite(bytes(length), position)
-        except (OSError, RayMQError) as error:
-            self._untaken = (file, position, length)
-            self.poisoned = f"a failed append could not be taken back: {error}"
-            with contextlib.suppress(OSError, RayMQError):
-                self.meta.update({TRUNCATING: self.end})
-            return
-        try:
-            file.sync()
-        except OSError as error:
-            self.poison(f"fdatasync: {error}")
-
-    @property
-    def may_take_back(self) -> bool:
-        """Whether appends have stopped for a failed one alone, which `take_back` may take back later."""
-        return self._untaken is not None and not self.sync_failed
-
-    def take_back(self) -> bool:
-        """Try again to take back a failed append. Callers: with the put lock held.
-
-        Returns: whether the log takes appends again. Durable: the next start does not cut at what is appended then.
-        """
-        if self._untaken is None or self.sync_failed:
-            return self.poisoned is None
-        file, position, length = self._untaken
-
-        try:
-            file.pwrite(bytes(length), position)
-        except (OSError, RayMQError) as error:
-            self.poisoned = f"a failed append could not be taken back: {error}"
-            return False
-        try:
-            file.sync()
-        except OSError as error:
-            self.poison(f"fdatasync: {error}")
-            return False
-        try:
-            self.meta.update({TRUNCATING: None})
-        except (OSError, RayMQError) as error:
-            self.poisoned = f"a failed append was taken back, and that cannot be noted: {error}"
-            return False
-
-        self._untaken = self.poisoned = None
-        return True
 
     def seal(self, epoch: int) -> None:
         """End the current file with a blank record and move to the next one."""
@@ -525,7 +358,7 @@ class CommitLog:
             # A power loss may take the end of a unit. Of its bytes the marks alone say which were synced before.
             self.marks.sync()
 
-        self._note_epochs_from(base)
+        self.chain_maker.note_epochs_from(base, self.end)
         self.chain.truncate_to(base)
         try:
             for unit in units:
@@ -590,7 +423,7 @@ class CommitLog:
 
     def note_synced(self, offset: int) -> None:
         """A flush service proved everything below `offset` synced. After a failed sync nothing more is proved."""
-        if offset > self.marks.synced_end and not self.sync_failed:
+        if offset > self.marks.synced_end and not self.health.sync_failed:
             self.marks.synced_end = min(offset, self.committed)
 
     def note_confirmed(self, offset: int) -> bool:
@@ -607,13 +440,13 @@ class CommitLog:
         Raises: OSError after a failed sync: the replica is poisoned and must stop. Every later call raises at once,
         without touching the disk.
         """
-        if self.sync_failed:
-            raise OSError(errno.EIO, f"an earlier sync failed: {self.poisoned}")
+        if self.health.sync_failed:
+            raise OSError(errno.EIO, f"an earlier sync failed: {self.health.poisoned}")
         cuts, end = self._cuts, self.committed
         try:
             self.segments.sync_range(min(self.synced, end), end)
         except OSError as error:
-            self.poison(f"fdatasync: {error}")
+            self.health.poison(f"fdatasync: {error}")
             raise
         with self._cuts_lock:
             # After a cut meanwhile other bytes may be below `end`, which no sync has written.
@@ -636,30 +469,11 @@ class CommitLog:
                 file.pwrite(data, position - file.start)
             position = stop
 
-    def poison(self, reason: str) -> None:
-        """Record a failed sync: nothing is appended or synced any more, and the next start refuses the store."""
-        if not self.sync_failed:
-            self.sync_failed = True
-            self.poisoned = reason
-            self.allocator.break_off(FlushFailed(reason, offset=self.end, errno=errno.EIO))
-            with contextlib.suppress(OSError, RayMQError):
-                self.meta.update({"poisoned": reason})
-
-    def _fail_prewrite(self, reason: str) -> None:
-        """Poison the log, because a sync of the allocator failed. Callers: the thread of `FileAllocator`."""
-        self.poison(reason)
-        self.on_poisoned(reason)
-
     def _check_writable(self) -> None:
         """Raises: Unavailable. Callers: those that write the log, with the put lock held."""
-        if self.may_take_back and not self._closed:
-            self.take_back()
-        if self.poisoned is not None:
-            raise Unavailable(
-                f"the store stopped writing: {self.poisoned}",
-                field="store",
-                status=PutStatus.SERVICE_NOT_AVAILABLE.value,
-            )
+        if self.health.may_take_back and not self._closed:
+            self.health.take_back()
+        self.health.check()
         if self._closed:
             raise Unavailable(
                 "the store is closed", field="store", status=PutStatus.SERVICE_NOT_AVAILABLE.value
@@ -716,8 +530,8 @@ class CommitLog:
             self._lower_marks(offset)
             self.segments.truncate_to(offset)
             fail_point("log.cut_after_zero")
-            self._note_epochs_from(offset)
-            self.epoch_starts.truncate(offset)
+            self.chain_maker.note_epochs_from(offset, self.end)
+            self.chain_maker.epoch_starts.truncate(offset)
             self.chain.truncate_to(offset)
             # After a crash the units of the cut bytes must not be there: other bytes replace those bytes.
             self.chain.sync()
@@ -729,155 +543,34 @@ class CommitLog:
             self.complete_chain()
             self.epoch = self.last_epoch
         except SyncFailed as error:
-            self.poison(f"a cut at {offset} did not finish: {error}")
+            self.health.poison(f"a cut at {offset} did not finish: {error}")
             raise
         except (OSError, RayMQError) as error:
             # The disk may be full, for example. The next start cuts here again. Until then nothing may be appended and
             # acknowledged.
-            self.poisoned = f"a cut at {offset} did not finish: {error}"
+            self.health.poisoned = f"a cut at {offset} did not finish: {error}"
             raise
 
-    def recover(
-        self,
-        scan_from: int,
-        visit: Visit | None = None,
-        truncate_queues: Callable[[int], None] | None = None,
-        *,
-        queues_end: int = 0,
-        has_unit: HasUnit = lambda position, size: False,
-    ) -> Scan:
-        """Walk from `scan_from`, where a record starts, decide about the stop position, and finish the log.
+    def complete_chain(self, starts: RecordStarts | None = None) -> None:
+        """Make units for log bytes that have none: `ChainMaker.complete`."""
+        self.chain_maker.complete(self.start, self.end, starts)
 
-        Args: `visit`: called with (view, segment_start, walk) for the valid records of each file in order.
-        `truncate_queues`: called with the log's end before this boot is noted; it truncates consume queues that a power
-        loss may have torn. Once the boot is noted, a restart trusts everything it finds. `queues_end`: the end of the
-        last record that a consume queue knows. A log that RocketMQ wrote and closed in order ends there. `has_unit`: of
-        `log_scan.scan`.
-        Raises: Corrupt, with nothing changed, if the decision table says so.
-        """
-        self.pool.restore(self.marks.appended_end)
-        starts = RecordStarts()
-
-        def visit_and_note(view: memoryview, base: int, walk: record.Walk) -> None:
-            starts.note(walk.positions)
-            if visit is not None:
-                visit(view, base, walk)
-
-        found = self._scan(scan_from, visit_and_note, queues_end, has_unit)
-        end = found.end
-
-        if found.row.decision is Decision.TRUNCATE:
-            self.marks.lower(end)
-            self.segments.truncate_to(end)
-        elif self.end_max >= end + 2 * self.config.segment_size_bytes:
-            # Whole files lie after the end.
-            self.segments.truncate_to(end)
-
-        self.end = end
-        tail = self.segments.find(end)
-        if tail is not None:
-            # Zeros follow the end, but perhaps in reserved blocks only: write them ahead again.
-            tail.prewritten = end - tail.start
-
-        self.epoch_starts.truncate(end)
-        proven_end = min(found.proven_end, end)
-        # A unit that has lost its end may begin before the walk, and before all EPOCH records that were read.
-        self._note_epochs_from(proven_end)
-        self.chain.truncate_to(proven_end)
-        self.chain.sync()
-        self.complete_chain(starts)
-        self.epoch = self.last_epoch
-        # From now on these units prove the recovered bytes, after another power loss too.
-        self.chain.sync()
-
-        if not self.is_own_store:
-            self.meta.update({ADOPTING: True})
-        self.marks.lower(end)
-        self.marks.appended_end = end
-        if not self.same_boot:
-            # The whole log was read from the disk. Acks do not sync the marks, so they are durable up to its end.
-            self.sync()
-            self.marks.lower(end)
-
-        if truncate_queues is not None:
-            truncate_queues(end)
-        self._note_boot()
-
-        self.recovered = found
-        return found
-
-    def _scan(
-        self, scan_from: int, visit: Visit | None, queues_end: int, has_unit: HasUnit
-    ) -> Scan:
-        """Find the log's end. Raises: Corrupt if the decision table says so."""
-        appended = self.marks.appended_end
-        if not self.is_own_store:
-            appended = foreign_end(self.segments, queues_end, crashed=self.crashed)
-
-        found = scan(
-            self.segments,
-            self.chain,
-            NotedEnds(self.is_own_store, self.same_boot, self.synced, appended),
-            files=self.files,
-            scan_from=scan_from,
-            visit=visit,
-            has_unit=has_unit,
-        )
-
-        row = found.row
-        if row.decision is Decision.CORRUPT:
-            raise StoreDamaged(
-                f"recovery stopped at offset {found.end} of {self.root / 'commitlog'} ({found.fault}): {row.cause} "
-                f"(row {row.name}; synced {self.synced}, appended {appended}). Nothing was "
-                "changed; `raymq store verify` names the fault.",
-                path=str(self.root / "commitlog"),
-                offset=found.end,
-                rule=f"recovery row {row.name}",
-            )
-
-        return found
-
-    def _note_boot(self) -> None:
+    def finish_recovery(self, found: Scan) -> None:
         """Note this boot, whose marks are valid from here on. A recovery that fails earlier can be repeated."""
-        left_pool = self.pool.may_exist(self.meta.get("pool"))
+        meta, parts = self.meta, self._parts
+        left_pool = self.pool.may_exist(meta.get("pool"))
         pool_name = self.pool.open(self.end)
         boot = {"format": 1, "clean": False, "pool": pool_name}
         ended = dict.fromkeys((TRUNCATING, QUEUES_DOUBTFUL, ADOPTING))
         # The flush mode is that of the run before: it decides what the loss of power may have taken.
-        was_synced = self.meta.get("clean") or self.meta.get("flush") == "sync"
-        kept = self.same_boot or self.is_new or was_synced
+        was_synced = meta.get("clean") or meta.get("flush") == "sync"
+        kept = self.same_boot or parts.is_new or was_synced
         # In one update with the boot id: a start that ends early must not hide the loss from the next one.
         lost = {} if kept else {POWER_LOST: True}
-        self.meta.update({**boot, **ended, **lost, "flush": self.config.flush, **self._identity})
+        meta.update({**boot, **ended, **lost, "flush": self.config.flush, **parts.identity})
         if left_pool and pool_name is None:
             self.pool.remove()
-
-    def complete_chain(self, starts: RecordStarts | None = None) -> None:
-        """Make units for log bytes that have none: the chain is a cache. `epoch_starts` has their epochs.
-
-        Args: `starts`: places at which records begin, as far as they are known.
-        """
-        position = self.start if self.chain.last is None else self.chain.last.end
-        while position < self.end:
-            stop = min(self.end, self._file_end(position))
-            if position < self.synced:
-                # No unit mixes bytes that must be on disk with bytes that a power loss may take.
-                stop = min(stop, self.synced)
-            # No unit has bytes of two epochs.
-            stop = min(stop, self.epoch_starts.next_start(position) or stop)
-            last_epoch = 0 if self.chain.last is None else self.chain.last.epoch
-            epoch = max(last_epoch, self.epoch_starts.epoch_at(position))
-            data = unit_bytes(self.reads.raw, position, stop, self.config.append_unit_bytes, starts)
-            unit = ChainUnit(position, position + len(data), epoch, crc32c(data), self.chain.value)
-            self.chain.append([unit])
-            position = unit.end
-
-    def _note_epochs_from(self, offset: int) -> None:
-        """Remember the epochs of the units that the chain is about to lose, but for bytes that it keeps."""
-        cut = self.chain.unit_at(offset)
-        begin = offset if cut is None else cut.start
-        for unit in self.chain.iter_units(begin, self.end):
-            self.epoch_starts.note(unit.start, unit.epoch)
+        self.recovered = found
 
     def close(self, *, clean: bool) -> None:
         """Sync, write the checkpoint, release the lock. `clean`: derived files are complete, remove `abort`."""
@@ -886,7 +579,7 @@ class CommitLog:
 
         self._closed = True
         try:
-            if self.poisoned is None and self.recovered is not None:
+            if self.health.poisoned is None and self.recovered is not None:
                 self.commit_pool()
                 self.sync()
                 self.chain.sync()
@@ -895,11 +588,11 @@ class CommitLog:
                     self.pool.remove()
                 if clean and self.confirmed >= self.end:
                     self.meta.update({"clean": True})
-                    self.abort.remove()
+                    self._parts.abort.remove()
         finally:
-            self._opened.close()
+            self._parts.close()
 
     def abandon(self) -> None:
         """Release every file as a crash would, without a sync or a note. `abort` stays."""
         self._closed = True
-        self._opened.close()
+        self._parts.close()

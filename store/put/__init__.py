@@ -11,5 +11,6 @@ put_errors       RocketMQ's statuses and RayMQ's errors
 small_unit       gathers small batches into one append unit
 stats            counters and rates of a store
 duplicates       finds the stored row that a producer sends again
-inner_message    messages of the store's own services, whole groups or none
+inner_message    messages of the store's own services, whole bundles or none
+topic_records    creates and changes topics
 """

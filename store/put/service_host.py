@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raymq.store.base.clock import Clock, StoreTimeClock
@@ -14,6 +14,7 @@ from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.state.shard_state import ShardState
 
 from .inner_message import InnerMessage, ServiceProgress
+from .topic_records import TopicRecords
 
 
 class ServiceHost(Protocol):
@@ -26,6 +27,7 @@ class ServiceHost(Protocol):
     state: ShardState
     consume_queues: ConsumeQueues
     store_times: StoreTimeClock
+    topics: TopicRecords
     #: each returns the physical offset from which it still needs records; None: it needs none
     retention_floors: list[Callable[[], int | None]]
 
@@ -40,15 +42,6 @@ class ServiceHost(Protocol):
         self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[AppendedRows]:
         """Append messages of the store's own services."""
-
-    def create_topic(
-        self,
-        name: str,
-        queues: int,
-        shards: Iterable[int],
-        attributes: Mapping[str, str] | None = None,
-    ) -> AppendedRows | None:
-        """Create a topic. Returns: None if the same topic exists already."""
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log."""

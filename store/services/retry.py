@@ -64,7 +64,7 @@ def send_back(
     target = dlq_topic(group) if dead else retry_topic(group)
     if target not in store.state.topics:
         fmt.check_topic_name(target)
-        store.create_topic(target, 1, [shard])
+        store.topics.create(target, 1, [shard])
 
     level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
     levels = len(store.config.delay_levels_ms)

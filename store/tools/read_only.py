@@ -24,9 +24,8 @@ from raymq.store.base.files import Files
 from raymq.store.base.rules import CRC_RULE
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
-from raymq.store.log.commit_log import ADOPTING, TRUNCATING
 from raymq.store.log.control_files.marks import read_marks
-from raymq.store.log.control_files.meta import read_meta
+from raymq.store.log.control_files.meta import ADOPTING, TRUNCATING, read_meta
 from raymq.store.log.record_reads import may_be_record, walk_piece
 from raymq.store.log.recovery import log_scan
 from raymq.store.log.recovery.recovery_table import Decision

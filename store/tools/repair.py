@@ -22,10 +22,9 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files
 from raymq.store.base.rules import FILE_NAME_RULE
 from raymq.store.log.chain import Chain
-from raymq.store.log.commit_log import TRUNCATING
 from raymq.store.log.control_files.abort_lock import StoreLock
 from raymq.store.log.control_files.marks import Marks
-from raymq.store.log.control_files.meta import Meta
+from raymq.store.log.control_files.meta import TRUNCATING, Meta
 from raymq.store.log.recovery.recovery_table import Decision
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.log.segments.segment_paths import file_name, other_directories

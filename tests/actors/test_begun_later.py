@@ -19,17 +19,17 @@ from tests.support.roles import log_of
 def leader_that_has_deleted(root: Path, *, compacted: bool) -> MessageStore:
     """A store whose first file is deleted."""
     store = MessageStore.open(root, config=CONFIG)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     if compacted:
-        store.create_topic("states", 1, [0], {CLEANUP_POLICY: COMPACTION})
+        store.topics.create("states", 1, [0], {CLEANUP_POLICY: COMPACTION})
     fill(store, 3)
     store.log.sync()
     store.log.note_confirmed(store.log.end)
     while store.dispatched < store.log.end:
         store.dispatch(store.log.end)
     store.log.delete_first()
-    store.forget_before(store.log.start)
-    store.delete_derived(store.log.start)
+    store.retention.forget_before(store.log.start)
+    store.retention.delete_derived(store.log.start)
     return store
 
 

@@ -190,7 +190,7 @@ def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
 
 def test_without_a_flusher_a_put_is_unknown_and_its_repeat_finds_it(shard: Shard) -> None:
     host = shard.open(HASTY)
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     first = request([b"a", b"b"], producer_id=9, sequence=0)
     with pytest.raises(DeliveryUnknown) as unknown:
         host.put(first).wait(30)
@@ -217,7 +217,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
     shard: Shard,
 ) -> None:
     host = shard.open()
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     shard.start_flusher("broken")
     granted = threading.Event()
 
@@ -241,7 +241,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
 
 def test_a_host_that_cannot_open_releases_everything(shard: Shard) -> None:
     host = shard.open()
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     shard.close()
 
     log = shard.root / "commitlog" / f"{0:020d}"
@@ -303,7 +303,7 @@ def test_a_stop_does_not_wait_for_the_next_look_at_the_satellites(
 
 def test_a_stream_is_notified_once_of_puts_that_finish_together(shard: Shard) -> None:
     host = shard.open()
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     calls: list[int] = []
 
     def notify() -> None:
@@ -605,7 +605,7 @@ def body_of(raw: bytes) -> bytes:
 
 def test_offsets_are_listed_during_an_offset_commit_for_another_queue(shard: Shard) -> None:
     store = shard.open().store
-    store.create_topic("t", 4, [0])
+    store.topics.create("t", 4, [0])
     confirm_only(store)
 
     class Queue(int):
@@ -625,7 +625,7 @@ def test_offsets_are_seen_once_they_are_confirmed(shard: Shard) -> None:
     host = shard.open()
     store = host.store
     asked = "offsets", {"group": "g", "topic": "t"}
-    store.create_topic("t", 4, [0])
+    store.topics.create("t", 4, [0])
     store.commit_offsets("g", "t", {0: 1})
     assert host.call(*asked) == {}
     confirm_only(store)
@@ -642,7 +642,7 @@ def test_the_last_of_many_offsets_that_the_leader_has_synced_is_seen(shard: Shar
     # As of a mirror whose follower is away: nothing is confirmed for a long time.
     host = shard.open()
     store = host.store
-    store.create_topic("t", 4, [0])
+    store.topics.create("t", 4, [0])
     for offset in range(2 * REPLACED_MAX):
         store.commit_offsets("g", "t", {0: offset})
         store.log.sync()
@@ -654,10 +654,10 @@ def test_the_last_of_many_offsets_that_the_leader_has_synced_is_seen(shard: Shar
 def test_topics_are_listed_once_they_are_confirmed(shard: Shard) -> None:
     host = shard.open()
     store = host.store
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     assert host.call("topics", {}) == {}
     confirm_only(store)
-    store.add_queues("t", 2, [0], are_hidden=False)
+    store.topics.add_queues("t", 2, [0], are_hidden=False)
     assert host.call("topics", {})["t"]["queues"] == 1
     confirm_only(store)
     assert host.call("topics", {})["t"]["queues"] == 2

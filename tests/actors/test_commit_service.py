@@ -363,7 +363,7 @@ def test_what_a_killed_host_acknowledged_is_there(shard: Shard, flush: str, ever
 
 def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(shard: Shard):
     host = shard.open(replace(config_of("sync"), sync_flush_timeout_ms=200))
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     shard.spawn("group_commit")
     tickets = [host.put(request([b"%d/" % number + BODY])) for number in range(200)]
 
@@ -389,7 +389,7 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
 
 def test_a_failed_write_ends_the_process_and_the_next_one_commits(shard: Shard):
     host = shard.open()
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     shard.spawn("group_commit")
     broken = shard.spawn("commit_real_time", "broken")
     ticket = put(host, 0)
@@ -402,7 +402,7 @@ def test_a_failed_write_ends_the_process_and_the_next_one_commits(shard: Shard):
 
 def test_a_full_disk_is_retried_with_pauses_despite_wakeups(shard: Shard):
     host = shard.open()
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     shard.spawn(shard.roles[0])
     child = shard.spawn("commit_real_time", "full")
     tries, room = shard.root / "tries", shard.root / "room"
@@ -453,7 +453,7 @@ def test_a_stop_that_cannot_commit_raises_and_the_next_start_commits(tmp_path: P
     shard, files = Shard(tmp_path / "store", "async"), FullDisk()
     try:
         host = shard.open(files=files)
-        assert host.store.create_topic("t", 1, [0]) is not None
+        assert host.store.topics.create("t", 1, [0]) is not None
         for number in range(20):
             put(host, number).wait(30)
 

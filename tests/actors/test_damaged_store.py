@@ -114,7 +114,7 @@ def test_a_store_whose_sync_failed_begins_again_with_one_that_opens(
     record.publish_sync_started(token, 5)
     record.publish_failure(token, errno.EIO)
     if is_noted:
-        host.log.poison("group_commit could not sync the log")
+        host.log.health.poison("group_commit could not sync the log")
     # As after kill -9: what the flusher has published stays.
     host.close(0.0)
     with pytest.raises(StoreDamaged, match="sync"):
@@ -122,7 +122,7 @@ def test_a_store_whose_sync_failed_begins_again_with_one_that_opens(
 
     assert begin_again(root, files=Files(), clock=ManualClock()) is not None
     host = open_follower(root)
-    assert host.log.poisoned is None
+    assert host.log.health.poisoned is None
     host.close(0.0)
 
 

@@ -61,7 +61,7 @@ def test_a_unit_that_points_at_nothing_is_made_again_by_the_read_that_meets_it(
 
 def test_a_read_waits_for_the_dispatch_only_where_its_queue_has_more(tmp_path: Path) -> None:
     with closing(MessageStore.open(tmp_path)) as store:
-        store.create_topic("t", 2, [0])
+        store.topics.create("t", 2, [0])
         store.put(PutRequest("t", 1, batch([b"first"]), None, 0, 0, "quorum"))
         confirm(store)
         store.put(PutRequest("t", 0, batch([b"second"]), None, 0, 0, "quorum"))
@@ -91,7 +91,7 @@ def test_a_read_sees_what_was_dispatched_right_after_it_looked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(MessageStore.open(tmp_path)) as store:
-        store.create_topic("t", 1, [0])
+        store.topics.create("t", 1, [0])
         confirm(store)
         store.put(PutRequest("t", 0, batch([b"first"]), None, 0, 0, "quorum"))
         store.log.sync()
@@ -168,7 +168,7 @@ class Shard:
 def shard(tmp_path: Path) -> Iterator[Shard]:
     with closing(Shard(tmp_path / "store")) as made:
         for topic in ("slow", "quick", "t"):
-            made.store.create_topic(topic, 1, [0])
+            made.store.topics.create(topic, 1, [0])
         confirm_only(made.store)
         yield made
 
@@ -283,7 +283,7 @@ def test_a_fetch_without_a_wanted_message_says_how_far_it_looked(
 def test_queues_that_were_looked_at_in_vain_are_in_the_answer_of_one_with_messages(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shard.store.create_topic("two", 2, [0])
+    shard.store.topics.create("two", 2, [0])
     confirm_only(shard.store)
     shard.put("two", 6, tag="other")
     shard.put("two", 7, queue=1, tag="other")
@@ -425,7 +425,7 @@ def test_a_refused_dispatch_is_tried_again_until_the_disk_works(
 ) -> None:
     disk = Disk()
     with closing(Shard(tmp_path / "store", disk)) as shard:
-        shard.store.create_topic("t", 1, [0])
+        shard.store.topics.create("t", 1, [0])
         if not first:
             shard.put("t")
             dispatch_all(shard.store)
@@ -447,7 +447,7 @@ def test_a_refused_dispatch_is_tried_again_until_the_disk_works(
 def test_reads_leave_a_dispatch_that_fails_to_its_thread(tmp_path: Path) -> None:
     disk, pause = Disk(), threading.Event()
     with closing(Shard(tmp_path / "store", disk)) as shard:
-        shard.store.create_topic("t", 1, [0])
+        shard.store.topics.create("t", 1, [0])
         confirm(shard.store)
         counts = {"dispatch": 0, "fetch": 0}
 
@@ -515,7 +515,7 @@ def test_a_read_does_not_wait_while_another_thread_dispatches(
 
 def test_an_index_that_lags_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Path) -> None:
     with closing(MessageStore.open(tmp_path)) as store:
-        store.create_topic("t", 1, [0])
+        store.topics.create("t", 1, [0])
         confirm(store)
         dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
         keyed = batch([b"x"] * 100, properties=b"KEYS\x01k\x02")
@@ -530,7 +530,7 @@ def test_an_index_that_lags_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Pat
 
 
 def test_a_busy_queue_leaves_room_for_quiet_ones_in_the_same_fetch(shard: Shard) -> None:
-    shard.store.create_topic("many", 4, [0])
+    shard.store.topics.create("many", 4, [0])
     for queue, count in ((0, 400), (1, 1), (2, 300), (3, 2)):
         shard.put("many", count, queue)
     shard.start()
@@ -556,7 +556,7 @@ def test_a_busy_queue_leaves_room_for_quiet_ones_in_the_same_fetch(shard: Shard)
 
 
 def test_large_messages_of_others_do_not_keep_a_queue_back_for_ever(shard: Shard) -> None:
-    shard.store.create_topic("many", 3, [0])
+    shard.store.topics.create("many", 3, [0])
     for queue, count in ((0, 3), (1, 2), (2, 1)):
         shard.put("many", count, queue)
     shard.start()

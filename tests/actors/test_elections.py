@@ -36,6 +36,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.control_files.meta import read_meta
+from raymq.store.log.recovery.log_recovery import recover
 from raymq.store.put.put_lock import PutLock
 from tests.support.batches import request
 from tests.support.replica_pair import wait_until
@@ -158,7 +159,7 @@ def test_a_ballot_that_was_not_synced_stops_the_start(shard: Shard) -> None:
 
 def test_a_follower_notes_the_epoch_of_its_leader_and_never_an_older_one(tmp_path: Path) -> None:
     log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
-    log.recover(0)
+    recover(log, 0)
 
     def elections() -> Elections:
         me = ReplicaProcess(1, 7)
@@ -201,7 +202,7 @@ def test_a_leader_is_followed_without_a_step_once_its_epoch_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
-    log.recover(0)
+    recover(log, 0)
     follower = elections_of(log)
     leader = ReplicaProcess(0, 3)
     update, seen = log.meta.update, []
@@ -238,7 +239,7 @@ def test_a_power_loss_counts_by_the_flush_mode_of_the_run_before(
 ) -> None:
     def elections(flush: Flush, files: Files) -> tuple[CommitLog, Elections]:
         log = CommitLog(tmp_path, replace(CONFIG, flush=flush), files=files, clock=Clock())
-        log.recover(0)
+        recover(log, 0)
         return log, elections_of(log)
 
     log, before = elections(flush_before, Files())
@@ -252,7 +253,7 @@ def test_a_role_has_to_lead_an_epoch_from_its_begin_to_the_step_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CommitLog(tmp_path, CONFIG, files=Files(), clock=Clock())
-    log.recover(0)
+    recover(log, 0)
     elections, changes = elections_of(log), []
     elections.connect(on_change=lambda: changes.append(elections.elected_epoch))
 

@@ -289,7 +289,7 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
     shard.start_all()
     first = shard.wait_leader()
     host = shard.hosts[first]
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     # No satellite syncs it, so that it waits.
     ticket = host.put(request([b"waits"]))
     shard.isolate(first)
@@ -326,7 +326,7 @@ def test_the_third_replica_leads_after_the_syncs_of_two_have_failed_one_after_th
 
 def fill(host: ReplicaHost, rows: int = 3) -> int:
     """A leader stores messages in a topic, synced. Returns: the end of its log."""
-    host.store.create_topic("t", 1, [0])
+    host.store.topics.create("t", 1, [0])
     for row in range(rows):
         host.put(request([b"%d" % row * 50_000]))
     host.log.sync()
@@ -500,7 +500,7 @@ def test_no_vote_of_a_replica_whose_sync_failed_counts_as_complete_before_that_i
 ) -> None:
     async_shard.start_all()
     host = async_shard.hosts[async_shard.wait_leader()]
-    host.store.create_topic("t", 1, [0])
+    host.store.topics.create("t", 1, [0])
     log = host.log
     assert log.synced < log.end
     # The disk is slow: the note of the failed sync takes a while.
@@ -529,7 +529,7 @@ def test_a_replica_that_stopped_for_damage_gives_no_vote_after_a_failed_sync(
     async_shard.start_all()
     host = async_shard.hosts[async_shard.wait_leader()]
     host.serving.fail(Corrupt("a bad sector", rule="crc"))
-    host.log.poison("fdatasync: errno 5")
+    host.log.health.poison("fdatasync: errno 5")
     with pytest.raises(Unavailable, match="a bad sector"):
         ask_vote(host, (host.log.last_epoch, host.log.end))
 
@@ -567,7 +567,7 @@ def test_a_fetch_that_waits_is_refused_although_it_was_woken_before_the_epoch_en
 ) -> None:
     shard.start_all()
     host = shard.hosts[shard.wait_leader()]
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     woken, leave = threading.Event(), host.election_loop.leave
     request = FetchRequest("t", {0: 0}, 1000, 10, 60_000)
     with HeldFetch(host, request, Clock(), woken.set) as held:
@@ -662,7 +662,7 @@ def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed
     shard.start_all()
     host = shard.hosts[shard.wait_leader()]
     store, asked = host.store, ("offsets", {"group": "g", "topic": "t"})
-    assert store.create_topic("t", 1, [0]) is not None
+    assert store.topics.create("t", 1, [0]) is not None
     store.commit_offsets("g", "t", {0: 1})
     with pytest.raises(Unavailable, match="lack .* acknowledged bytes"):
         host.call(*asked)
@@ -691,7 +691,7 @@ def test_a_leader_that_is_cut_off_says_nothing_that_a_newer_one_may_contradict(
     shard.start_all()
     first = shard.wait_leader()
     host = shard.hosts[first]
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     host.store.commit_offsets("g", "t", {0: 0})
     confirm_only(host.store)
 
@@ -724,7 +724,7 @@ def test_too_few_answers_within_the_limit_refuse_a_question(
     shard.start_all()
     first = shard.wait_leader()
     host = shard.hosts[first]
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     confirm_only(host.store)
     monkeypatch.setattr(host.elections._machine, "led_at", lambda check: False)
     with pytest.raises(Unavailable, match="too few replicas have said") as refused:
@@ -736,7 +736,7 @@ def test_a_vote_ends_the_leaders_epoch_before_any_byte_more_is_written(shard: Sh
     shard.start_all()
     first = shard.wait_leader()
     host = shard.hosts[first]
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     end = host.log.end
     epoch = host.elections.epoch
     host.log.epoch_floor = epoch + 1
@@ -762,7 +762,7 @@ def test_puts_of_many_threads_meet_a_change_of_the_leader_and_each_is_answered(
     shard.start_all()
     first = shard.wait_leader()
     host = shard.hosts[first]
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     answers: list[str] = []
     began = threading.Event()
 
@@ -833,7 +833,7 @@ def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
     other = (first + 1) % 3
     host = shard.hosts[first]
     host.elections.step(FollowerHeard(other, host.elections.epoch, host.log.end, is_complete=True))
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     host.store.flags.set(DISK_FULL)
     with pytest.raises(Unavailable, match="another replica takes over"):
         host.put(request([b"x"])).wait(5)
@@ -865,7 +865,7 @@ def test_clients_are_answered_before_the_threads_of_an_ended_leadership_are_awai
     shard.start_all()
     first = shard.wait_leader()
     host = shard.hosts[first]
-    assert host.store.create_topic("t", 1, [0]) is not None
+    assert host.store.topics.create("t", 1, [0]) is not None
     ticket = host.put(request([b"waits"]))
     done = []
     end_threads = host.roles.end_threads

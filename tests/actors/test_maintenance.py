@@ -57,7 +57,7 @@ def fill(store: MessageStore, files: int) -> None:
 def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> None:
     disk, clock = SimulatedDisk(record=False), ManualClock()
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     samples: list[int] = []
     maintenance = Maintenance(
         store.clean_service, clock=clock, interval_ms=10_000, sample=samples.append
@@ -79,7 +79,7 @@ def test_passes_come_a_minute_after_the_start_and_then_in_their_interval() -> No
 def test_a_pass_that_fails_is_reported_and_tried_again() -> None:
     disk, clock = SimulatedDisk(record=False), ManualClock()
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=clock)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     fill(store, 2)
     confirm(store)
     clock.advance(4 * 24 * 3_600_000)
@@ -144,7 +144,7 @@ def leader(tmp_path: Path) -> Iterator[ReplicaHost]:
 
 
 def test_a_leader_deletes_on_demand_and_its_status_says_so(leader: ReplicaHost) -> None:
-    leader.store.create_topic("t", 1, [0])
+    leader.store.topics.create("t", 1, [0])
     fill(leader.store, 3)
     leader.store.log.sync()
     leader.store.log.note_confirmed(leader.store.log.end)
@@ -173,7 +173,7 @@ def test_a_leader_writes_the_checkpoint_and_the_configuration_while_it_runs(
     store = leader.store
     monkeypatch.setattr(checkpoint_service, "PAUSE_MIN_MS", 0)
     store.checkpoint_service._next_sync_ms = store.checkpoint_service._next_config_ms = 0
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     store.commit_offsets("g", "t", {0: 0})
     store.log.sync()
     store.log.note_confirmed(store.log.end)
@@ -205,7 +205,7 @@ def test_an_error_of_the_upkeep_ends_the_loop(leader: ReplicaHost) -> None:
 def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
     leader: ReplicaHost,
 ) -> None:
-    leader.store.create_topic("t", 1, [0])
+    leader.store.topics.create("t", 1, [0])
     put = request([b"x"])
     columns = {**put.batch.to_pydict(), "properties": [b"WAIT\x01false\x02"]}
     batch = type(put.batch).from_pydict(columns, schema=put.batch.schema)
@@ -219,7 +219,7 @@ def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
 
 def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path) -> None:
     source = MessageStore.open(tmp_path / "leader", config=CONFIG)
-    source.create_topic("t", 1, [0])
+    source.topics.create("t", 1, [0])
     fill(source, 4)
 
     follower = open_replica(

@@ -28,7 +28,7 @@ from raymq.store.base.files import Files, PathLike
 from raymq.store.base.running_flags import DISK_FULL
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit
-from raymq.store.log.commit_log import TRUNCATING
+from raymq.store.log.control_files.meta import TRUNCATING
 from raymq.store.records.requests import FetchRequest
 from tests.support.batches import request
 from tests.support.roles import log_of
@@ -297,10 +297,10 @@ def test_the_log_takes_nothing_before_the_cut_at_a_failed_append_is_noted_as_don
     # The ack loop does not try meanwhile.
     with shard.host.store.put_lock:
         shard.disk.refusals = {("pwrite", "raymq/meta", errno.EIO): 1}
-        assert not log.take_back()
-        assert "cannot be noted" in str(log.poisoned)
+        assert not log.health.take_back()
+        assert "cannot be noted" in str(log.health.poisoned)
         assert log.meta.get(TRUNCATING) == log.end
-        assert log.take_back()
+        assert log.health.take_back()
         assert log.meta.get(TRUNCATING) is None
     shard.put()
     assert shard.read(0) == 2
@@ -357,7 +357,7 @@ def test_status_names_the_followers_cause_until_replication_ends_it(tmp_path: Pa
         # As Replication writes it.
         file = FailureFile(tmp_path, files=Files(), clock=Clock())
         file.write(cause)
-        assert host.store.create_topic("t", 1, [0]) is not None
+        assert host.store.topics.create("t", 1, [0]) is not None
         host.log.sync()
         facts = host.status()
         assert facts["confirmed"] < facts["synced"]

@@ -95,7 +95,7 @@ class Leader:
             roles=(self.flusher, "replication"),
         )
 
-        assert self.host.store.create_topic("t", 1, [0]) is not None
+        assert self.host.store.topics.create("t", 1, [0]) is not None
 
     def start(self, role: str) -> None:
         """Start a satellite and wait until it works."""
@@ -293,7 +293,7 @@ def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader
     log, acks = leader.host.store.log, leader_of(leader.host).acks
     before = log.confirmed
     # The prewriting thread got the kernel's error. The ack loop has not checked yet.
-    log.sync_failed = True
+    log.health.sync_failed = True
     put = leader.put("leader")
     until(lambda: leader.host.supervisor.progress()[0].synced >= log.end, pause)
     acks._advance()
@@ -302,7 +302,7 @@ def test_nothing_is_acknowledged_or_shown_after_a_sync_has_failed(leader: Leader
     acks.end()
     assert status_of(put) == "FLUSH_DISK_TIMEOUT"
     # For an orderly end.
-    log.sync_failed = False
+    log.health.sync_failed = False
 
 
 def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders_log() -> None:

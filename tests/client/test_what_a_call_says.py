@@ -36,7 +36,7 @@ def shard(tmp_path: Path) -> Iterator[ServedShard]:
 def unsynced(tmp_path: Path) -> Iterator[ServedShard]:
     """A shard without GroupCommit: every put is stored, and none is answered before its flush is late."""
     with ServedShard(tmp_path / "store", HASTY) as shard:
-        assert shard.host.store.create_topic("t", 2, [0]) is not None
+        assert shard.host.store.topics.create("t", 2, [0]) is not None
         confirm_only(shard.host.store)
         yield shard
 
@@ -48,7 +48,7 @@ def mirror_without_follower(
     """A mirror without a follower and without Replication. CommitLog answers waiting puts after 50 ms."""
     monkeypatch.setattr(put_acks, "REPLICATION_SILENCE_MS", 50)
     with ServedShard(tmp_path / "store", HASTY, mirror=True) as shard:
-        assert shard.host.store.create_topic("t", 2, [0]) is not None
+        assert shard.host.store.topics.create("t", 2, [0]) is not None
         sync_all(shard)
         yield shard
 

@@ -269,7 +269,7 @@ def test_an_index_that_a_crash_tore_is_not_a_fault_but_the_part_below_its_mark_i
     root = tmp_path / "s"
     config = replace(CONFIG, max_hash_slot_num=7, max_index_num=40)
     store = MessageStore.open(root, config=config)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     for number in range(100):
         store.put_inner([InnerMessage("t", 0, b"x", {"KEYS": f"k{number}"})])
         if number in (60, 99):

@@ -61,7 +61,7 @@ def test_names_of_compacted_files_that_a_killed_process_left_outlive_the_power()
     """Once these files count as synced, their messages may be deleted from the commit log."""
     disk = SimulatedDisk()
     store = open_compacting(disk)
-    store.create_topic("c", 1, [0], {"cleanup.policy": "COMPACTION"})
+    store.topics.create("c", 1, [0], {"cleanup.policy": "COMPACTION"})
     for number in range(40):
         rows = batch([b"%d" % number * 40], properties=b"KEYS\x01k%d\x02" % (number % 7))
         store.put(PutRequest("c", 0, rows, None, 0, 0, "quorum"))

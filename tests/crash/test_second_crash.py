@@ -25,7 +25,7 @@ SIZE = CONFIG.segment_size_bytes
 def test_a_kill_during_recovery_from_a_power_loss_leaves_no_hole_in_a_consume_queue() -> None:
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     for queue in (0, 1, 0):
         store.put(request([b"body"], queue=queue))
     confirm(store)
@@ -53,7 +53,7 @@ def test_consume_queues_whose_sync_failed_are_written_again_at_the_next_start() 
     """The kernel calls their pages clean: no later sync would bring them to the disk."""
     disk = SimulatedDisk()
     store = open_store(disk)
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     for queue in (0, 0, 1):
         store.put(request([b"body"], queue=queue))
     confirm(store)

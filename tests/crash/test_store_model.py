@@ -50,7 +50,7 @@ class StoreModel(RuleBasedStateMachine):
         self.sync()
 
     def create(self, name: str) -> None:
-        self.store.create_topic(name, len(QUEUES), [0])
+        self.store.topics.create(name, len(QUEUES), [0])
         if name not in self.topics:
             self.topics[name] = False
             for queue in QUEUES:

@@ -19,6 +19,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.recovery.log_recovery import recover
 from raymq.store.records import record
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.tools.inspect import check
@@ -82,7 +83,7 @@ def store_with_tail(bodies: list[bytes], properties: bytes | None, topic: str = 
     """Three confirmed appends of two records, then `bodies` as one unsynced append."""
     disk = SimulatedDisk(block_bytes=SECTOR, record=False)
     store = open_store(ROOT, disk)
-    store.create_topic(topic, 1, [0])
+    store.topics.create(topic, 1, [0])
 
     def put(bodies: list[bytes], properties: bytes | None) -> AppendedRows:
         values = batch([*bodies], tag="red", properties=properties)
@@ -308,7 +309,7 @@ def test_a_store_of_rocketmq_opens_again_after_a_power_loss_that_took_the_chain(
     for boot in range(3):
         files = Files() if not boot else Rebooted()
         log = CommitLog(tmp_path / "golden", config, files=files, clock=ManualClock())
-        ends.append(log.recover(0).end)
+        ends.append(recover(log, 0).end)
         assert log.is_own_store == (boot > 0)
         log.close(clean=False)
         for unit_file in (tmp_path / "golden" / "raymq" / "chain").iterdir():
@@ -356,7 +357,7 @@ def rolled_store() -> tuple[dict[str, bytes], int]:
     """Files with appends over two segments, and their end. Only the first two appends are synced."""
     disk = SimulatedDisk(block_bytes=SECTOR, record=False)
     store = open_store(ROOT, disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     for number in range(2):
         store.put(request([b"%d" % number * 900]))
     confirm(store)
@@ -400,7 +401,7 @@ def test_nothing_stays_in_a_later_file_after_a_log_that_lost_its_tail(headless: 
 def test_a_refused_batch_does_not_come_back_after_a_shorter_one(rows: int, failed: int) -> None:
     disk = SimulatedDisk(block_bytes=SECTOR)
     store = open_store(ROOT, disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     confirm(store)
     disk.fail("pwrite", at=failed, error=errno.ENOSPC)
     with pytest.raises(StorageFull):
@@ -419,7 +420,7 @@ def test_a_refused_batch_does_not_come_back_after_a_shorter_one(rows: int, faile
 def test_a_refused_batch_that_cannot_be_erased_ends_writing_until_it_is_or_the_next_start() -> None:
     disk = SimulatedDisk(block_bytes=SECTOR)
     store = open_store(ROOT, disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     confirm(store)
     end = store.log.end
     disk.fail("pwrite", at=1, error=errno.ENOSPC)
@@ -448,7 +449,7 @@ def test_a_log_whose_cut_failed_appends_nothing_until_the_cut_is_done(
         at += 1
         disk = disk_of(tree, boot=0).recording()
         log = CommitLog(ROOT, CONFIG, files=disk, clock=ManualClock())
-        log.recover(0)
+        recover(log, 0)
         disk.fail(kind, at=at, error=error)
         try:
             log.truncate(TAIL.start)
@@ -463,6 +464,6 @@ def test_a_log_whose_cut_failed_appends_nothing_until_the_cut_is_done(
             if refusal.fields["rule"] != "poisoned":
                 raise
             continue
-        again.recover(0)
+        recover(again, 0)
         assert again.end in (TAIL.start, TAIL.ends[-1])
     assert at > 1

@@ -71,7 +71,7 @@ def test_rocketmq_finds_our_topics_groups_and_offsets(
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
     schema = '[{"name":"id","type":"int64","nullable":true}]'
     attributes = {"raymq.schema": schema, "raymq.null.values": "true"}
-    store.create_topic("typed", 2, (0,), attributes)
+    store.topics.create("typed", 2, (0,), attributes)
     store.put_inner([], progress=ServiceProgress("delay", {"2": 9}))
     confirm_with_index(store)
     store.close()

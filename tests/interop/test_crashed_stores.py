@@ -93,7 +93,7 @@ def test_rocketmq_opens_a_store_of_many_sparse_queues(
     usual = StoreConfig(**{**vars(config), "consume_queue_file_size_bytes": 6_000_000})
     store = MessageStore.open(root, config=usual)
     for topic in range(TOPICS):
-        store.create_topic(f"topic{topic}", QUEUES, [0])
+        store.topics.create(f"topic{topic}", QUEUES, [0])
         for queue in range(QUEUES):
             store.put(request([b"first", b"second"], topic=f"topic{topic}", queue=queue, tag="x"))
     confirm_with_index(store)

@@ -73,7 +73,7 @@ def deliver_ours(root: Path, config: StoreConfig, *, put: list[Kind], count: int
     """Open, put, deliver until the queue has `count` messages, close. By the real clock: RocketMQ's comes after it."""
     store = MessageStore.open(root, config=config)
     if kinds.TOPIC not in store.state.topics:
-        store.create_topic(kinds.TOPIC, 4, [0])
+        store.topics.create(kinds.TOPIC, 4, [0])
     put_all(store, put)
     confirm_with_index(store)
     levels, timers = ScheduleMessageService(store), TimerMessageStore(store)

@@ -41,7 +41,7 @@ class Ours:
     def __init__(self, root: Path, config: StoreConfig) -> None:
         self.store = MessageStore.open(root, config=config)
         if kinds.TOPIC not in self.store.state.topics:
-            self.store.create_topic(kinds.TOPIC, 4, [0])
+            self.store.topics.create(kinds.TOPIC, 4, [0])
         self.service = TransactionService(self.store)
         confirm_with_index(self.store)
 

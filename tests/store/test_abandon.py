@@ -17,7 +17,7 @@ from tests.support.batches import batch
 
 def test_an_abandoned_store_has_synced_and_noted_nothing(tmp_path: Path) -> None:
     store = MessageStore.open(tmp_path)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     store.log.sync()
     synced = store.log.synced
     store.put(PutRequest("t", 0, batch([b"not synced"]), None, 0, 0, "quorum"))
@@ -35,7 +35,7 @@ def test_an_abandoned_store_has_synced_and_noted_nothing(tmp_path: Path) -> None
 
 def test_a_refused_start_leaves_no_descriptor_open(tmp_path: Path) -> None:
     store = MessageStore.open(tmp_path)
-    store.log.poison("a sync failed")
+    store.log.health.poison("a sync failed")
     store.abandon()
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(3):

@@ -28,7 +28,7 @@ from tests.support.simulated_disk import SimulatedDisk
 def leader() -> Iterator[MessageStore]:
     """A leader that has deleted its first two files, with a queue of which no message is left."""
     store = open_leader()
-    store.create_topic("gone", 1, [0])
+    store.topics.create("gone", 1, [0])
     store.put(request([b"gone"] * 4, topic="gone"))
     for turn in range(16):
         put_some(store, 12, first_sequence=30 * turn)
@@ -43,8 +43,8 @@ def leader() -> Iterator[MessageStore]:
 
 def delete_first_file(store: MessageStore) -> None:
     store.log.delete_first()
-    store.forget_before(store.log.start)
-    store.delete_derived(store.log.start)
+    store.retention.forget_before(store.log.start)
+    store.retention.delete_derived(store.log.start)
 
 
 def begin(leader: MessageStore, follower: MessageStore) -> None:

@@ -63,7 +63,7 @@ class Shop:
 @pytest.fixture
 def shop() -> Shop:
     made = Shop()
-    made.store.create_topic("t", 2, [0])
+    made.store.topics.create("t", 2, [0])
     return made
 
 

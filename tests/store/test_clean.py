@@ -64,7 +64,7 @@ class Shop:
         #: bodies by offset of queue 0
         self.bodies: list[bytes] = []
         self.open()
-        self.store.create_topic("t", 2, [0])
+        self.store.topics.create("t", 2, [0])
 
     def open(self) -> None:
         self.store = MessageStore.open(ROOT, config=self.config, files=self.disk, clock=self.clock)
@@ -665,7 +665,7 @@ def test_on_a_real_disk_the_map_of_a_deleted_file_lives_as_long_as_its_last_read
 ) -> None:
     clock, files = ManualClock(), Watching()
     store = MessageStore.open(tmp_path, config=CONFIG, clock=clock, files=files)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     for number in range(60):
         store.put(request([b"%d " % number + b"x" * 900]))
     confirm(store)

@@ -44,7 +44,7 @@ class Shop:
         self.disk = SimulatedDisk(record=False)
         self.clock = ManualClock()
         self.open()
-        self.store.create_topic("t", 1, [0])
+        self.store.topics.create("t", 1, [0])
 
     def open(self) -> None:
         self.store = MessageStore.open(ROOT, config=self.config, files=self.disk, clock=self.clock)

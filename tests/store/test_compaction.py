@@ -70,7 +70,7 @@ def opened(root: Path, files: Files | None = None) -> MessageStore:
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     made = opened(tmp_path / "s")
-    made.create_topic("c", 2, [0], COMPACTED)
+    made.topics.create("c", 2, [0], COMPACTED)
     yield made
     made.close()
     assert verify(tmp_path / "s") == []
@@ -134,7 +134,7 @@ def test_every_message_needs_a_key(store: MessageStore) -> None:
 def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
     store: MessageStore,
 ) -> None:
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     doors = MessagePut(store, lambda appended: appended)
     end = store.log.end
     bare = InnerMessage("c", 0, b"x")
@@ -173,14 +173,14 @@ def test_a_message_without_a_key_cannot_reach_a_compacted_topic_by_a_detour(
 
 def test_attributes_outlive_snapshots_and_old_records_have_none(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
-    store.create_topic("plain", 1, [0])
+    store.topics.create("c", 1, [0], COMPACTED)
+    store.topics.create("plain", 1, [0])
     put(store, *((f"k{i}", b"x" * 1000) for i in range(120)))
     assert store.log.end > CONFIG.segment_size_bytes
     with pytest.raises(Rejected, match="COMPACTION"):
-        store.create_topic("c", 1, [0])
+        store.topics.create("c", 1, [0])
     with pytest.raises(Rejected, match="not known"):
-        store.create_topic("d", 1, [0], {"cleanup.policy": "SOMETIMES"})
+        store.topics.create("d", 1, [0], {"cleanup.policy": "SOMETIMES"})
     store.close()
     store = opened(tmp_path)
     assert store.log.recovered is not None
@@ -401,7 +401,7 @@ def test_file_sizes_are_made_of_the_configured_ones_as_rocketmq_makes_them() -> 
 
 def test_files_are_those_of_rocketmq(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store)
     read(store)
     names = sorted(path.name for path in (tmp_path / LOG).iterdir())
@@ -438,7 +438,7 @@ def test_files_are_those_of_rocketmq(tmp_path: Path) -> None:
 
 def test_a_start_goes_on_where_the_stop_was(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     latest = fill(store)
     store.compaction.advance_all()
     store.compaction.compact("c", 0, roll=True)
@@ -469,7 +469,7 @@ def test_an_orderly_stop_copies_all_that_was_put(tmp_path: Path) -> None:
     """RocketMQ serves a compacted topic from these files alone, and copies only newly dispatched messages."""
     root = tmp_path / "s"
     store = opened(root)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     keys = [f"k{number}" for number in range(30)]
     put(store, *((key, b"body") for key in keys))
     store.close()
@@ -483,7 +483,7 @@ def test_a_stop_that_cannot_copy_leaves_the_store_as_a_crash_does(
 ) -> None:
     root = tmp_path / "s"
     store = opened(root)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     put(store, ("a", b"1"))
 
     def full(*_: Any) -> bool:
@@ -502,7 +502,7 @@ def test_a_stop_that_cannot_copy_leaves_the_store_as_a_crash_does(
 
 def test_what_was_not_synced_is_copied_again_after_a_crash(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store, rounds=2)
     store.compaction.advance_all()
     store.compaction.sync()
@@ -541,7 +541,7 @@ def test_what_readers_copy_during_a_compaction_is_synced_before_it_counts_as_syn
 ) -> None:
     disk = SimulatedDisk(block_bytes=512)
     store = opened(ROOT, disk)
-    store.create_topic("c", 2, [0], COMPACTED)
+    store.topics.create("c", 2, [0], COMPACTED)
     fill(store)
     put(store, ("first", b"x"), queue=1)
     store.compaction.advance_all()
@@ -570,7 +570,7 @@ def copy_and_sync(store: MessageStore) -> None:
 def test_after_a_failed_sync_no_copy_counts_as_synced_before_the_next_start(at: int) -> None:
     disk = SimulatedDisk(block_bytes=512)
     store = opened(ROOT, disk)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     put(store, *((f"k{number}", b"x" * 100) for number in range(5)))
     copy_and_sync(store)
     put(store, *((f"k{number}", b"x" * 100) for number in range(5, 30)))
@@ -604,7 +604,7 @@ def test_after_a_failed_sync_no_copy_counts_as_synced_before_the_next_start(at: 
 def test_a_failed_sync_is_in_the_status_of_the_service_until_the_next_start() -> None:
     disk = SimulatedDisk()
     store = opened(ROOT, disk)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     put(store, ("a", b"1"))
     service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
     reported: list[str | None] = []
@@ -653,7 +653,7 @@ def test_a_start_after_a_crash_refuses_a_damaged_note_and_keeps_what_the_log_has
     tmp_path: Path, damage: str
 ) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 2, [0], COMPACTED)
+    store.topics.create("c", 2, [0], COMPACTED)
     latest = fill(store)
     store.compaction.compact("c", 0, roll=True)
     delete_old_files(store)
@@ -685,7 +685,7 @@ def test_a_start_after_a_crash_refuses_a_damaged_note_and_keeps_what_the_log_has
 
 def test_a_start_after_an_orderly_stop_replaces_a_damaged_note(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     latest = fill(store, rounds=1)
     store.close()
     note = (tmp_path / NOTE).read_bytes()
@@ -699,7 +699,7 @@ def test_a_start_after_an_orderly_stop_replaces_a_damaged_note(tmp_path: Path) -
 
 def test_a_note_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store, rounds=1)
     copy_and_sync(store)
     store.abandon()
@@ -715,7 +715,7 @@ def test_a_start_does_not_take_a_note_that_cannot_be_read_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     latest = fill(store, rounds=1)
     copy_and_sync(store)
     store.abandon()
@@ -742,7 +742,7 @@ def test_a_compaction_that_dies_is_done_as_a_whole_or_not_at_all(
     tmp_path: Path, point: str
 ) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     latest = fill(store)
     before = read(store)
     with failpoint(point, "raise"), pytest.raises(FailPointReached):
@@ -775,7 +775,7 @@ def test_an_exchange_that_fails_is_finished_by_the_next_start_and_not_repeated(
 ) -> None:
     disk = SimulatedDisk()
     store = opened(ROOT, disk)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     latest = fill(store)
     assert len(read(store)) == 80
     finish = swap.finish
@@ -803,7 +803,7 @@ def test_an_exchange_that_fails_is_finished_by_the_next_start_and_not_repeated(
 def test_a_crash_after_a_compaction_loses_no_later_message(tmp_path: Path) -> None:
     """The next file gets a lower place than the last one had: what was noted of that must not reach over it."""
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store, rounds=12)
     read(store)
     store.compaction.compact("c", 0, roll=True)
@@ -823,7 +823,7 @@ def test_a_crash_after_a_compaction_loses_no_later_message(tmp_path: Path) -> No
 
 def test_a_lost_file_is_damage_and_an_unfinished_pair_is_not(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store)
     count = len(read(store))
     store.close()
@@ -851,7 +851,7 @@ class FullDisk(Files):
 def test_a_full_disk_leaves_the_old_files(tmp_path: Path) -> None:
     files = FullDisk()
     store = opened(tmp_path, files)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     latest = fill(store)
     before = read(store)
     files.full = True
@@ -872,7 +872,7 @@ def test_copied_messages_are_read_from_a_disk_that_takes_no_more(
 ) -> None:
     disk = SimulatedDisk()
     store = opened(ROOT, disk)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     put(store, ("a", b"1"), ("b", b"2"))
     copied = read(store)
     put(store, ("c", b"3"))
@@ -893,7 +893,7 @@ def test_copied_messages_are_read_from_a_disk_that_takes_no_more(
 def test_copied_messages_are_read_after_a_failed_sync() -> None:
     disk = SimulatedDisk()
     store = opened(ROOT, disk)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     put(store, ("a", b"1"), ("b", b"2"))
     copied = read(store)
     disk.fail("sync_data")
@@ -909,7 +909,7 @@ def test_copied_messages_are_read_after_a_failed_sync() -> None:
 
 def test_the_service_copies_at_once_and_compacts_at_its_interval(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store)
     service = CompactionService(store.compaction, interval_ms=1000, now_ms=0)
     while service.step(0):
@@ -951,7 +951,7 @@ def test_an_unexpected_error_ends_a_step_of_the_service_and_not_its_thread(
 def put_three_rounds(root: Path, files: Files | None = None) -> MessageStore:
     """A store with three messages of each of two keys, none of them copied yet."""
     store = opened(root, files)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     for number in range(3):
         put(store, ("a", b"a%d" % number * 600), ("b", b"b%d" % number * 600))
     return store
@@ -1028,7 +1028,7 @@ def test_a_zeroed_unit_of_a_compacted_queue_hides_no_message(
     tmp_path: Path, is_open: bool, number: int, pair: int
 ) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store)
     everything = read(store)
     units = sorted((tmp_path / QUEUE).iterdir())[pair]
@@ -1067,7 +1067,7 @@ def test_a_message_whose_unit_is_gone_is_an_error_and_never_an_older_one_of_its_
 
 def test_a_queue_with_damage_stays_as_it_is_and_the_others_are_compacted(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.create_topic("c", 2, [0], COMPACTED)
+    store.topics.create("c", 2, [0], COMPACTED)
     fill(store)
     damaged = int(store.consume_queues.find("c", 0).read(3, 1)["position"][0])
     for number in range(80):
@@ -1089,7 +1089,7 @@ def test_a_queue_with_damage_stays_as_it_is_and_the_others_are_compacted(tmp_pat
 
 def test_verify_names_what_is_wrong_with_a_compacted_queue(tmp_path: Path) -> None:
     store = opened(tmp_path / "s")
-    store.create_topic("c", 1, [0], COMPACTED)
+    store.topics.create("c", 1, [0], COMPACTED)
     fill(store)
     read(store)
     store.close()

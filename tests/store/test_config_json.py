@@ -101,7 +101,7 @@ def test_a_compaction_topic_is_one_on_both_sides(tmp_path):
     # RocketMQ would refuse a store that has queues of the plain form for the other topic.
     assert set(store.state.topics) == {"C"}
     assert store.state.topics["C"].compacted
-    store.create_topic("D", 1, [0], {"cleanup.policy": "COMPACTION"})
+    store.topics.create("D", 1, [0], {"cleanup.policy": "COMPACTION"})
     close(store)
     table = load(tmp_path, "topics.json")["topicConfigTable"]
     assert table["C"] == compacted
@@ -122,7 +122,7 @@ def test_what_is_newer_in_the_log_is_not_set_back_by_an_old_file(tmp_path):
 def test_the_files_say_at_the_end_what_the_state_says_and_keep_what_is_not_ours(tmp_path):
     put_files(tmp_path, FOREIGN)
     store = open_store(tmp_path)
-    store.create_topic("new", 3, [0])
+    store.topics.create("new", 3, [0])
     store.put(request([b"x"], topic="new", queue=2))
     store.commit_offsets("g", "T", {1: 8})
     store.commit_offsets("h", "new", {2: 1})
@@ -152,7 +152,7 @@ def test_files_that_say_it_already_are_left_alone(tmp_path):
     store = open_store(tmp_path)
     assert write_back(store) == []
     assert not (tmp_path / "config").exists()
-    store.create_topic("T", 2, [0])
+    store.topics.create("T", 2, [0])
     store.commit_offsets("g", "T", {0: 1})
     assert write_back(store) == ["topics.json", "consumerOffset.json", "subscriptionGroup.json"]
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "config").iterdir()}
@@ -173,8 +173,8 @@ def test_a_file_of_before_a_column_was_added_does_not_take_it_away(tmp_path, kep
         '[{"name":"a","type":"int64","nullable":true},{"name":"b","type":"int64","nullable":true}]'
     )
     store = open_store(tmp_path)
-    store.create_topic("T", 1, [0], {"raymq.schema": one})
-    store.set_schema("T", two)
+    store.topics.create("T", 1, [0], {"raymq.schema": one})
+    store.topics.set_schema("T", two)
     close(store)
     topics = load(tmp_path, "topics.json")
     table = topics["topicConfigTable"]
@@ -192,7 +192,7 @@ def test_a_file_of_before_a_column_was_added_does_not_take_it_away(tmp_path, kep
 
 def test_what_rocketmq_changed_while_it_had_the_store_is_taken_over(tmp_path):
     store = open_store(tmp_path)
-    store.create_topic("T", 2, [0])
+    store.topics.create("T", 2, [0])
     store.commit_offsets("g", "T", {0: 1, 1: 1})
     close(store)
     offsets, topics = load(tmp_path, "consumerOffset.json"), load(tmp_path, "topics.json")
@@ -254,7 +254,7 @@ def test_every_crash_while_a_file_is_written_leaves_a_whole_one_and_sets_nothing
     root = Path("/s")
     first = SimulatedDisk()
     store = open_store(root, files=first)
-    store.create_topic("T", 2, [0])
+    store.topics.create("T", 2, [0])
     store.commit_offsets("g", "T", {0: 1})
     write_back(store)
     store.commit_offsets("g", "T", {0: 2})

@@ -110,8 +110,8 @@ def test_producers_of_any_pace_find_their_rows(store):
 
 def test_rows_that_are_not_dispatched_yet_are_found_in_the_log(tmp_path):
     engine = MessageStore.open(tmp_path, config=SMALL, clock=ManualClock())
-    engine.create_topic("t", 2, [0])
-    engine.create_topic("tt", 1, [0])
+    engine.topics.create("t", 2, [0])
+    engine.topics.create("tt", 1, [0])
     offsets = []
     for number in range(200):
         # The same producer elsewhere: another queue, and a topic whose name begins alike.

@@ -49,7 +49,7 @@ def epochs_of(store: MessageStore) -> list[tuple[int, int]]:
 def three_epochs(disk: SimulatedDisk) -> MessageStore:
     """A store of several files, with records of the epochs 0, 2 and 7."""
     store = open_store(disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     fill(store, 4)
     store.begin_epoch(2)
     fill(store, 20)
@@ -123,7 +123,7 @@ def test_epochs_are_read_from_the_log_if_the_whole_chain_is_lost() -> None:
 def test_a_snapshot_names_the_epoch_of_the_records_after_it() -> None:
     disk = SimulatedDisk()
     store = open_store(disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     store.begin_epoch(5)
     fill(store, 40)
     confirm(store)
@@ -137,7 +137,7 @@ def test_a_snapshot_names_the_epoch_of_the_records_after_it() -> None:
 def test_epochs_survive_every_power_loss_that_keeps_their_records() -> None:
     disk = SimulatedDisk()
     store = open_store(disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     fill(store, 4)
     begun = store.begin_epoch(7).physical_offset
     fill(store, 2)
@@ -155,7 +155,7 @@ def test_epochs_survive_every_power_loss_that_keeps_their_records() -> None:
 def test_the_unit_in_which_a_log_is_cut_keeps_its_epoch() -> None:
     disk = SimulatedDisk()
     store = open_store(disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     store.begin_epoch(3)
     start = store.log.end
     store.put(request([b"x" * 500] * 20))
@@ -167,7 +167,7 @@ def test_the_unit_in_which_a_log_is_cut_keeps_its_epoch() -> None:
 
 def test_a_cut_before_an_epoch_record_ends_that_epoch() -> None:
     store = open_store(SimulatedDisk())
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     store.begin_epoch(3)
     at = store.log.end
     store.begin_epoch(4)
@@ -195,7 +195,7 @@ def test_a_cut_below_an_adopted_range_leaves_each_byte_its_epoch() -> None:
         start = log.end
         leader.begin_epoch(epoch)
         if epoch == 1:
-            leader.create_topic("t", 1, [0])
+            leader.topics.create("t", 1, [0])
             start = 0
         fill(leader, 1)
         middle = log.end
@@ -224,7 +224,7 @@ def test_an_adoption_that_fails_leaves_the_log_as_recent_as_it_was(
 ) -> None:
     store = MessageStore.open(ROOT, config=CONFIG, files=SimulatedDisk(), clock=ManualClock())
     store.begin_epoch(1)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     middle = store.log.end
     store.begin_epoch(2)
     fill(store, 1)
@@ -253,7 +253,7 @@ def test_a_unit_that_begins_before_the_walk_keeps_its_epoch_when_its_end_is_lost
     def lead(files: SimulatedDisk) -> MessageStore:
         store = MessageStore.open(ROOT, config=config, files=files, clock=ManualClock())
         store.begin_epoch(1)
-        store.create_topic("t", 1, [0])
+        store.topics.create("t", 1, [0])
         store.begin_epoch(2)
         fill(store, 7)
         return store
@@ -294,7 +294,7 @@ def test_a_unit_that_begins_before_the_walk_keeps_its_epoch_when_its_end_is_lost
 
 def test_a_rebuilt_chain_has_the_epoch_of_every_record(tmp_path: Path) -> None:
     store = MessageStore.open(tmp_path, config=CONFIG, clock=ManualClock())
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     fill(store, 3)
     store.begin_epoch(2)
     fill(store, 20)

@@ -39,7 +39,7 @@ def store() -> MessageStore:
     """A store with a message that is due, and a half message."""
     made = open_store(SimulatedDisk())
     made.begin_epoch(1)
-    made.create_topic("t", 1, [0])
+    made.topics.create("t", 1, [0])
     made.put_inner([InnerMessage(SCHEDULE_TOPIC, 0, b"later", {"DELAY": "1"})])
     made.put(request([b"x"]))
     TransactionService(made).prepare(MESSAGE)
@@ -72,7 +72,7 @@ APPENDS: dict[str, Callable[[MessageStore], object]] = {
     "half message": lambda store: TransactionService(store).prepare(MESSAGE),
     "transaction commit": lambda store: TransactionService(store).commit(0),
     "sent back": lambda store: send_back(store, "g", "t", 0, 0),
-    "topic": lambda store: store.create_topic("u", 1, [0]),
+    "topic": lambda store: store.topics.create("u", 1, [0]),
     "offsets": lambda store: store.commit_offsets("g", "t", {0: 1}),
     "producer": lambda store: store.inner_put.init_producer(7),
     "fence": lambda store: store.inner_put.fence_producer(7, 1),

@@ -43,7 +43,7 @@ def assert_the_same(store: MessageStore, monkeypatch: pytest.MonkeyPatch, queues
 @pytest.fixture
 def store(tmp_path: Path) -> MessageStore:
     opened = MessageStore.open(tmp_path / "s", config=CONFIG)
-    opened.create_topic("t", 2, [0])
+    opened.topics.create("t", 2, [0])
     for number in range(60):
         bodies = [bytes(SIZES[(number + row) % len(SIZES)]) for row in range(number % 4 + 1)]
         opened.put(request(bodies, queue=1 if number % 5 == 0 else 0))

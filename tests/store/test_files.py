@@ -15,7 +15,8 @@ import pytest
 from raymq.store.base import failpoints
 from raymq.store.base.errors import Corrupt, StorageFull, Unavailable
 from raymq.store.base.failpoints import FailPointReached, activate, fail_point, failpoint
-from raymq.store.base.files import GATHER_BYTES, ZERO_CHUNK_BYTES, Files, only_zeros
+from raymq.store.base.file_maps import GATHER_BYTES
+from raymq.store.base.files import ZERO_CHUNK_BYTES, Files, only_zeros
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from tests.support.simulated_disk import SimulatedDisk

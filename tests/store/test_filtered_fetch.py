@@ -30,8 +30,8 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     made = MessageStore.open(
         tmp_path, config=StoreConfig(segment_size_bytes=8 * 1024, message_index=False)
     )
-    made.create_topic("t", 1, [0])
-    made.create_topic("latest", 1, [0], {CLEANUP_POLICY: COMPACTION})
+    made.topics.create("t", 1, [0])
+    made.topics.create("latest", 1, [0], {CLEANUP_POLICY: COMPACTION})
     confirm(made)
     yield made
     made.close()

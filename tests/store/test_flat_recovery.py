@@ -40,7 +40,7 @@ def open_store(root: Path, files: Files | None = None) -> MessageStore:
 def root(tmp_path: Path) -> Path:
     """A store that died with 300 KiB of messages in its only file."""
     store = open_store(tmp_path)
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     store.inner_put.put_state_record(OFFSETS, b'{"group":"g","topic":"t","offsets":{"0":7}}')
     for number in range(150):
         store.put(request([b"x" * 1000, b"y" * 1000], producer_id=5, sequence=2 * number))

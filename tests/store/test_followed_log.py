@@ -41,7 +41,7 @@ ROOT = Path("/s")
 def open_leader() -> MessageStore:
     store = MessageStore.open(ROOT, config=CONFIG, files=SimulatedDisk(), clock=ManualClock())
     store.begin_epoch(1)
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     return store
 
 
@@ -83,7 +83,7 @@ def put_some(leader: MessageStore, count: int = 3, *, first_sequence: int = 0) -
         sequence = first_sequence + 5 * (number // 2)
         leader.put(request(rows, queue=number % 2, producer_id=9, sequence=sequence))
     leader.commit_offsets("g", "t", {0: count})
-    leader.create_topic(f"topic-{leader.log.end}", 1, [0])
+    leader.topics.create(f"topic-{leader.log.end}", 1, [0])
     leader.put_inner(
         [InnerMessage("t", 0, b"moved")], progress=ServiceProgress("levels", {"1": leader.log.end})
     )
@@ -634,7 +634,7 @@ def test_a_replica_whose_take_over_failed_follows_again() -> None:
 def test_a_leader_of_an_empty_log_writes_all_of_it_in_its_epoch() -> None:
     follower = open_follower(SimulatedDisk())
     assert check_lead(follower, 4) == ["SNAPSHOT", "EPOCH"]
-    follower.create_topic("t", 2, [0])
+    follower.topics.create("t", 2, [0])
     put_some(follower)
 
 
@@ -722,7 +722,7 @@ def test_a_snapshot_that_is_due_comes_after_the_epoch() -> None:
     config = replace(CONFIG, segment_size_bytes=256 * 1024, snapshot_interval_bytes=3000)
     leader = MessageStore.open(ROOT, config=config, files=SimulatedDisk(), clock=ManualClock())
     leader.begin_epoch(1)
-    leader.create_topic("t", 2, [0])
+    leader.topics.create("t", 2, [0])
     follower = MessageStore.open(
         ROOT, config=config, files=SimulatedDisk(), clock=ManualClock(), follows=True
     )

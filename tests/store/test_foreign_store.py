@@ -148,7 +148,7 @@ def test_a_queue_whose_messages_were_all_deleted_keeps_its_numbers(tmp_path):
     (root / "commitlog" / f"{0:020d}").unlink()
     store = reopen(root)
     assert store.queue_range("TopicTest", 0) == (2, 2)
-    store.create_topic("TopicTest", 4, [0])
+    store.topics.create("TopicTest", 4, [0])
     appended = store.put(request([b"third"], topic="TopicTest", queue=0))
     assert appended.first_offset == 2
     confirm(store)

@@ -52,7 +52,7 @@ def opened(root, memory: int = LOTS, **options: int) -> MessageStore:
         clock=ManualClock(),
     )
     if "t" not in store.state.topics:
-        store.create_topic("t", 2, [0])
+        store.topics.create("t", 2, [0])
         confirm(store)
     return store
 

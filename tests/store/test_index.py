@@ -469,7 +469,7 @@ def bodies(store: MessageStore, key: str, **options: object) -> list[bytes]:
 def opened(root: Path, **options: object) -> MessageStore:
     store = MessageStore.open(root, config=SMALL, **{"clock": ManualClock(), **options})
     if "t" not in store.state.topics:
-        store.create_topic("t", 2, [0])
+        store.topics.create("t", 2, [0])
     return store
 
 
@@ -495,7 +495,7 @@ def test_keyed_messages_are_found_whether_put_alone_or_in_batches(tmp_path):
 
 def test_records_of_several_topics_are_indexed_together_each_by_its_own(tmp_path):
     store = opened(tmp_path)
-    store.create_topic("other", 1, [0])
+    store.topics.create("other", 1, [0])
     store.put(keyed_request(["a", "b", "a"]))
     store.put(keyed_request(["a", "b"], topic="other"))
     store.put(keyed_request(["a"]))
@@ -721,7 +721,7 @@ def test_a_store_that_does_not_index_says_so_by_finding_nothing(tmp_path):
         **{**{f.name: getattr(SMALL, f.name) for f in fields(SMALL)}, "message_index": False}
     )
     store = MessageStore.open(tmp_path, config=config)
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     store.put(keyed_request(KEYS[:10]))
     confirm_with_index(store)
     assert bodies(store, "a1") == []

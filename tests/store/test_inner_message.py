@@ -94,7 +94,7 @@ def test_progress_survives_restarts_snapshots_and_crashes(tmp_path: Path) -> Non
     store.abandon()
     again = open_store(tmp_path)
     assert again.state.progress == want
-    again.create_topic("t", 1, [0])
+    again.topics.create("t", 1, [0])
     for _ in range(30):
         again.put(request([b"x" * 5000]))
     assert len(again.log.segments.files) > 2

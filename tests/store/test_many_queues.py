@@ -121,7 +121,7 @@ def many(tmp_path: Path) -> Iterator[tuple[MessageStore, Watched]]:
     """A new store, and its files. Every queue has two messages that wait for the dispatch."""
     store, files = open_store(tmp_path / "s")
     for topic in range(TOPICS):
-        store.create_topic(f"t{topic}", QUEUES // TOPICS, [0])
+        store.topics.create(f"t{topic}", QUEUES // TOPICS, [0])
     put_to_all(store)
     store.log.sync()
     store.log.note_confirmed(store.log.end)
@@ -131,7 +131,7 @@ def many(tmp_path: Path) -> Iterator[tuple[MessageStore, Watched]]:
 
 def test_what_waits_for_one_queue_is_written_together(tmp_path: Path) -> None:
     store, files = open_store(tmp_path / "s")
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     confirm(store)
     before = files.calls["pwrite"]
     for number in range(10):
@@ -149,7 +149,7 @@ def test_a_dispatch_that_fails_between_two_queues_leaves_and_repeats_no_unit(
     stored = []
     for name, refused_write in (("whole", 0), ("failing", refused)):
         store, files = open_store(tmp_path / name)
-        store.create_topic("t", 3, [0])
+        store.topics.create("t", 3, [0])
         confirm(store)
         for number in range(12):
             store.put(request([b"%d" % number], queue=number % 3))
@@ -221,7 +221,7 @@ def test_each_log_file_takes_three_descriptors_at_most_and_each_index_file_two(
     root = tmp_path / "s"
     config = StoreConfig(segment_size_bytes=65_536, max_hash_slot_num=10, max_index_num=20)
     store = MessageStore.open(root, config=config)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     keys = [f"k{number}" for number in range(60)]
     for key in keys:
         values = batch([bytes(4000)], properties=f"KEYS{key}".encode())
@@ -302,7 +302,7 @@ def disk() -> SimulatedDisk:
 def small_store(disk: SimulatedDisk, clock: ManualClock | None = None) -> MessageStore:
     store = MessageStore.open(Path("/s"), config=SMALL, files=disk, clock=clock or ManualClock())
     for topic in ("t", "a", "b", "little", "large"):
-        store.create_topic(topic, 1, [0])
+        store.topics.create(topic, 1, [0])
     return store
 
 

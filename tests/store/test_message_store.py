@@ -348,7 +348,7 @@ def test_a_closed_store_says_that_it_is_closed(tmp_path):
 
 def test_a_cut_whose_chain_cannot_be_completed_stops_the_log(tmp_path, monkeypatch):
     store = MessageStore.open(tmp_path)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     log, end = store.log, store.log.end
     store.put(request([b"x"]))
 
@@ -358,7 +358,7 @@ def test_a_cut_whose_chain_cannot_be_completed_stops_the_log(tmp_path, monkeypat
     monkeypatch.setattr(log, "complete_chain", full)
     with pytest.raises(OSError, match="no space"):
         log.truncate(end)
-    assert "did not finish" in log.poisoned
+    assert "did not finish" in log.health.poisoned
     store.abandon()
     again = MessageStore.open(tmp_path)
     assert again.log.end == end

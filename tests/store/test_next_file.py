@@ -81,7 +81,7 @@ def worker(store: MessageStore) -> Iterator[FileAllocator]:
 
 def open_store(root: Path, files: Files, config: StoreConfig = CONFIG) -> MessageStore:
     store = MessageStore.open(root, config=config, files=files)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     return store
 
 
@@ -202,7 +202,7 @@ def put_files(store: MessageStore, count: int) -> None:
 def test_new_files_go_to_the_directories_in_turn_and_all_are_found_again() -> None:
     disk = SimulatedDisk(record=False)
     store = spread(disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     put_files(store, 4)
     assert places(disk) == {
         0: "/disk1/log",
@@ -227,7 +227,7 @@ def test_new_files_go_to_the_directories_in_turn_and_all_are_found_again() -> No
 def test_a_directory_that_is_too_full_gets_no_file_while_another_has_room() -> None:
     disk = SimulatedDisk(record=False)
     store = spread(disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     disk.used["/disk2/log"] = 86
     store.clean_service.run_once()
     put_files(store, 3)
@@ -246,7 +246,7 @@ def test_a_directory_that_is_too_full_gets_no_file_while_another_has_room() -> N
 def test_old_files_are_deleted_wherever_they_are() -> None:
     disk = SimulatedDisk(record=False)
     store = spread(disk)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     put_files(store, 3)
     disk.used["/disk1/log"] = disk.used["/disk2/log"] = 86
     assert store.clean_service.run_once() == 3
@@ -290,7 +290,7 @@ def test_a_store_that_is_moved_finds_the_files_of_the_directories_inside_of_it(
     outside, inside = tmp_path / "d2", Path("s/d1")
     config = replace(CONFIG, commit_log_paths=(str(inside), str(outside)))
     store = MessageStore.open(Path("s"), config=config)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     put_files(store, 3)
     end = store.log.end
     store.close()

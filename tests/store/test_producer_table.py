@@ -259,7 +259,7 @@ def store_at_its_limit(tmp_path):
         segment_size_bytes=64 * 1024, producer_entries_max=3, producer_expiry_hours=1
     )
     store = MessageStore.open(tmp_path, config=config, clock=clock)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     store.put(request([b"x"], producer_id=0, sequence=0))
     clock.advance(2 * HOUR_MS)
     for producer_id in (1, 2):
@@ -282,7 +282,7 @@ def test_a_store_that_was_killed_after_it_forgot_attempts_recognises_all_that_it
         ).duplicates
 
     store = MessageStore.open(tmp_path, config=config, clock=clock)
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     for topic, producer_id in ((STAGED_TOPIC, 1), (STAGED_TOPIC, 2), ("t", 3), ("t", 4)):
         assert put(store, topic, producer_id) == 0
     clock.advance(2 * HOUR_MS)
@@ -484,7 +484,7 @@ def test_as_many_producers_as_a_shard_accepts_fit_the_snapshot_of_a_file(segment
 def test_with_small_files_a_new_producer_is_refused_before_the_snapshot_outgrows_a_file(tmp_path):
     config = StoreConfig(segment_size_bytes=64 * 1024)
     store = MessageStore.open(tmp_path, config=config, clock=ManualClock())
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     dice = random.Random(1)
     for _ in range(config.producer_entries_limit):
         store.put(request([b"x"], producer_id=dice.getrandbits(64), sequence=0))
@@ -547,7 +547,7 @@ def test_a_million_entries_come_back_with_the_store(tmp_path):
     """The same through the log, a hundredth of it: a snapshot of several parts at the head of a file."""
     config = StoreConfig(segment_size_bytes=4 * MIB)
     store = MessageStore.open(tmp_path, config=config, clock=ManualClock())
-    store.create_topic("t", 64, [0])
+    store.topics.create("t", 64, [0])
     entries, epochs = columns(10_000)
     store.state.producers.queue_numbers([("t", number) for number in range(64)])
     store.state.producers.load([entries], [epochs])

@@ -24,7 +24,7 @@ from tests.support.simulated_disk import SimulatedDisk
 @pytest.fixture
 def store() -> Iterator[MessageStore]:
     made = MessageStore.open(Path("/s"), config=CONFIG, files=SimulatedDisk(record=False))
-    made.create_topic("t", 1, [0])
+    made.topics.create("t", 1, [0])
     yield made
     made.close()
 

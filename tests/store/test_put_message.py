@@ -137,7 +137,7 @@ def test_flush_slave_timeout_when_the_replica_is_late_and_its_status_wins(
     ],
 )
 def test_service_not_available_while_a_running_flag_forbids_puts(bench: Bench, flag: int) -> None:
-    bench.store.create_topic("t", 1, [0])
+    bench.store.topics.create("t", 1, [0])
     assert bench.store.flags.set(flag)
     assert bench.put().status is PutStatus.SERVICE_NOT_AVAILABLE
     # The columnar way and the store's own services are refused alike.
@@ -210,7 +210,7 @@ def test_properties_size_exceeded_above_32767_bytes(bench: Bench) -> None:
 
 def test_os_page_cache_busy_while_an_append_takes_longer_than_the_limit(bench: Bench) -> None:
     limit = CONFIG.os_page_cache_busy_timeout_ms
-    bench.store.create_topic("t", 1, [0])
+    bench.store.topics.create("t", 1, [0])
     lock = bench.store.put_path._lock
     with lock:
         for held, busy in ((0, False), (limit, False), (limit + 1, True), (BUSY_MAX_MS, False)):
@@ -437,7 +437,7 @@ def test_a_message_that_says_wait_false_is_answered_without_its_promise(
 def stuck(tmp_path: Path) -> Iterator[EmbeddedStore]:
     """A store whose flush does not come."""
     store = EmbeddedStore(tmp_path, config=replace(CONFIG, sync_flush_timeout_ms=1))
-    store.store.create_topic("t", 1, [0])
+    store.store.topics.create("t", 1, [0])
     blocked = threading.Event()
     with failpoint("flush.before_sync", lambda: blocked.wait(20)):
         yield store

@@ -36,7 +36,7 @@ def clock():
 def store(tmp_path, clock):
     opened = MessageStore.open(tmp_path, config=SMALL, clock=clock)
     for topic in ("t", "u", "empty"):
-        opened.create_topic(topic, 2, [0])
+        opened.topics.create(topic, 2, [0])
     yield opened
     opened.close()
 

@@ -46,7 +46,7 @@ def trees() -> tuple[Tree, ...]:
     """Files of a store of two segments: closed, killed, without `raymq/`, and with one segment only."""
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     made = []
     for turn in range(9):
         store.put(request([b"%d" % turn * 400] * 2, queue=turn % 2, tag="x"))

@@ -104,6 +104,6 @@ def test_what_is_not_there_cannot_be_sent_back(engine: Engine) -> None:
     put(engine)
     with pytest.raises(Rejected, match="topic name"):
         send_back(engine.store, "bad name", "t", 0, 0)
-    engine.store.create_topic("%RETRY%far", 1, [5])
+    engine.store.topics.create("%RETRY%far", 1, [5])
     with pytest.raises(Rejected, match="no queue on shard 0"):
         send_back(engine.store, "far", "t", 0, 0)

@@ -20,7 +20,7 @@ CONFIG = StoreConfig(segment_size_bytes=64 * 1024, consume_queue_file_size_bytes
 
 def open_store(disk: SimulatedDisk) -> MessageStore:
     store = MessageStore.open(Path("/s"), config=CONFIG, files=disk, clock=ManualClock())
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     store.put(request([b"x"] * 3))
     store.log.sync()
     store.log.note_confirmed(store.log.end)

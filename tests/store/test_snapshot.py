@@ -76,7 +76,7 @@ def test_a_snapshot_without_one_of_its_parts_changes_nothing() -> None:
 
 def test_the_internal_queue_stays_dense_when_its_own_record_meets_a_roll() -> None:
     store = open_store(SimulatedDisk())
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     for number in range(200):
         store.commit_offsets("g" * 100, "t", {0: number})
     confirm(store)
@@ -98,8 +98,8 @@ def test_a_state_too_large_for_a_file_comes_back_from_an_earlier_snapshot(reboot
     store = open_store(disk)
     names = [f"topic-{number:03d}-{'x' * 90}" for number in range(120)]
     for name in names:
-        store.create_topic(name, 1, [0])
-    store.create_topic("t", 1, [0])
+        store.topics.create(name, 1, [0])
+    store.topics.create("t", 1, [0])
     for number in range(60):
         store.put(request([b"%d" % number * 500], producer_id=3, sequence=number))
     confirm(store)
@@ -115,8 +115,8 @@ def test_a_snapshot_that_the_disk_refused_is_written_before_the_next_batch() -> 
     disk = SimulatedDisk()
     store = open_store(disk)
     for number in range(40):
-        store.create_topic(f"topic-{number:03d}-{'x' * 60}", 4, [0])
-    store.create_topic("t", 1, [0])
+        store.topics.create(f"topic-{number:03d}-{'x' * 60}", 4, [0])
+    store.topics.create("t", 1, [0])
     while store.log.room() > 2000:
         store.put(request([b"x" * 400]))
     end = store.state.next_offsets["t", 0]
@@ -138,8 +138,8 @@ def test_a_snapshot_that_a_power_loss_damaged_is_cut_and_the_one_before_it_count
     disk = SimulatedDisk(record=False)
     store = open_store(disk)
     for number in range(38):
-        store.create_topic(f"topic-{number:03d}-{'x' * 60}", 4, [0])
-    store.create_topic("t", 1, [0])
+        store.topics.create(f"topic-{number:03d}-{'x' * 60}", 4, [0])
+    store.topics.create("t", 1, [0])
     topics = set(store.state.topics)
     while len(store.log.segments.files) < 2:
         confirm(store)
@@ -172,7 +172,7 @@ def test_a_batch_whose_later_unit_fails_says_what_is_stored_and_can_be_repeated(
     for at in range(1, 40):
         disk = SimulatedDisk()
         store = open_store(disk)
-        store.create_topic("t", 1, [0])
+        store.topics.create("t", 1, [0])
         confirm(store)
         end = store.log.end
         disk.fail("pwrite", at=at, error=error)

@@ -35,7 +35,7 @@ CONFIG = StoreConfig(
 
 def open_store(files: Files, config: StoreConfig = CONFIG, root: Path = ROOT) -> MessageStore:
     store = MessageStore.open(root, config=config, files=files, clock=ManualClock())
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     return store
 
 

@@ -37,7 +37,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.open()
-        self.store.create_topic("t", 2, [0])
+        self.store.topics.create("t", 2, [0])
 
     def open(self) -> None:
         self.store = MessageStore.open(self.root, config=CONFIG)
@@ -262,7 +262,7 @@ def test_rows_that_were_deleted_before_they_were_published_are_reported(world: W
     staged = world.stage([b"a" * 1000] * 10)
     world.store.begin_next_file()
     confirm(world.store)
-    world.store.forget_before(world.store.log.end)
+    world.store.retention.forget_before(world.store.log.end)
     with pytest.raises(OffsetOutOfRange, match="were deleted before they were published"):
         world.publish([staged])
     assert world.bodies() == []

@@ -26,7 +26,7 @@ LAST_MS = START_MS + CONFIG.timer_max_delay_s * 1000 + CLOCKS_DIFFER_MS - 1_000
 def world(tmp_path: Path) -> Iterator[DelayWorld]:
     config = replace(CONFIG, timer_congest_num_each_slot=2)
     made = DelayWorld(tmp_path, config=config)
-    made.store.create_topic("t", 2, [0])
+    made.store.topics.create("t", 2, [0])
     yield made
     made.store.abandon()
 

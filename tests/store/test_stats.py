@@ -64,7 +64,7 @@ def test_a_store_counts_puts_reads_and_refusals() -> None:
         files=SimulatedDisk(record=False),
         clock=ManualClock(),
     )
-    store.create_topic("t", 2, [0])
+    store.topics.create("t", 2, [0])
     start = store.log.end
     store.put(request([b"x"] * 3))
     store.put(request([b"y"], queue=1))

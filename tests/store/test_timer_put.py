@@ -25,7 +25,7 @@ GOOD = {"TIMER_OUT_MS": str(START_MS + 3_000), "REAL_TOPIC": "t", "REAL_QID": "1
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[DelayWorld]:
     made = DelayWorld(tmp_path)
-    made.store.create_topic("t", 2, [0])
+    made.store.topics.create("t", 2, [0])
     made.confirm()
     yield made
     made.store.abandon()
@@ -60,7 +60,7 @@ def test_a_batch_is_delivered_once_without_its_producers_stamp(world):
 
 def test_columns_for_a_second_that_too_many_wait_for_are_refused(tmp_path: Path) -> None:
     world = DelayWorld(tmp_path, config=replace(CONFIG, timer_congest_num_each_slot=5))
-    world.store.create_topic("t", 2, [0])
+    world.store.topics.create("t", 2, [0])
     put(world, GOOD, rows=5)
     world.confirm()
     world.run()

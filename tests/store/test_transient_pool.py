@@ -65,7 +65,7 @@ def discard(pool: TransientPool, shm: Path) -> None:
 
 def open_store(root: Path, config: StoreConfig = POOLED, **options: object) -> MessageStore:
     store = MessageStore.open(root, config=config, **options)  # type: ignore[arg-type]
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     return store
 
 

@@ -39,7 +39,7 @@ def fill(store: MessageStore) -> set[int]:
     Returns: the offsets inside of bundles at which records end.
     """
     inside: set[int] = set()
-    store.create_topic("t", 1, [0])
+    store.topics.create("t", 1, [0])
     for turn in range(40):
         store.put(request([b"x" * (37 * turn)] * 3))
         if turn % 3 == 0:

@@ -250,7 +250,7 @@ def test_a_log_or_a_meta_that_is_gone_is_a_fault(
 def test_a_poisoned_store_says_so(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     store = MessageStore.open(root, config=CONFIG, clock=ManualClock(1 << 42))
-    store.log.poison("fdatasync: EIO")
+    store.log.health.poison("fdatasync: EIO")
     store.abandon()
     assert [(f.file, f.rule) for f in verify(root)] == [("raymq/meta", "poisoned")]
 

@@ -147,7 +147,7 @@ def recover_and_go_on(
         trace.go_on()
 
     if not close and "t" not in trace.store.state.topics:
-        trace.store.create_topic("t", 2, [0])
+        trace.store.topics.create("t", 2, [0])
         trace.ends = {0: 0, 1: 0}
     if trace.groups and "t" in trace.store.state.topics:
         trace.put_group(2, 50)

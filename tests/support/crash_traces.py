@@ -125,7 +125,7 @@ class Trace:
     def open(self) -> None:
         self.store = open_store(self.disk, self.config)
         if "t" not in self.store.state.topics:
-            self.store.create_topic("t", 2, [0])
+            self.store.topics.create("t", 2, [0])
             self.ends = {0: 0, 1: 0}
             self.ack()
 
@@ -134,8 +134,8 @@ class Trace:
         disk = SimulatedDisk(block_bytes=self.disk.block_bytes, record=False)
         store = open_store(disk)
         for name in TOPICS:
-            store.create_topic(name, 4, [0])
-        store.create_topic("t", 2, [0])
+            store.topics.create(name, 4, [0])
+        store.topics.create("t", 2, [0])
         # Nothing of these is a promise: queue offsets are counted from here.
         store.log.sync()
         store.log.note_confirmed(store.log.end)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from raymq.store.base.errors import StorageFull
 from raymq.store.base.failpoints import FailPointReached, failpoint
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.recovery.log_recovery import recover
 from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
@@ -113,7 +114,7 @@ def truncations(width: int) -> Trace:
     """
     trace = Trace(width, salt=5)
     log = CommitLog(ROOT, CONFIG, files=trace.disk, clock=ManualClock())
-    log.recover(0)
+    recover(log, 0)
 
     for turn in range(2):
         for salt in (6, 7):
@@ -266,7 +267,7 @@ def administration(width: int) -> Trace:
 
     for turn in range(14):
         store = trace.store
-        store.create_topic(f"topic-{turn}", 2, [0])
+        store.topics.create(f"topic-{turn}", 2, [0])
         trace.note_fact(2, "topic", f"topic-{turn}")
         store.commit_offsets("g", "t", {0: turn, 1: 2 * turn})
         trace.note_fact(turn, "offset", "g", 0)

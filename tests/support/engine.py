@@ -25,7 +25,7 @@ class Engine:
         self.clock = ManualClock()
         self.open()
         if "t" not in self.store.state.topics:
-            self.store.create_topic("t", 2, [0])
+            self.store.topics.create("t", 2, [0])
 
     def open(self) -> None:
         self.store = MessageStore.open(self.root, config=self.config, clock=self.clock)

@@ -84,7 +84,7 @@ class Host:
             self.errors.append(error)
 
     def topic(self) -> None:
-        self.change_state("topic t", 1, lambda store: store.create_topic("t", 1, [0]))
+        self.change_state("topic t", 1, lambda store: store.topics.create("t", 1, [0]))
 
     def put(self, rows: int, size: int) -> None:
         """Put rows that differ in their first bytes."""
@@ -104,7 +104,7 @@ class Host:
         except Expected as error:
             self.errors.append(error)
             self.refused += bodies
-            self.stopped = self.store.log.poisoned is not None
+            self.stopped = self.store.log.health.poisoned is not None
         else:
             self.open_bodies += bodies
 
@@ -125,7 +125,7 @@ class Host:
     def ack(self) -> bool:
         """Sync and confirm. A host whose sync fails puts nothing more. Returns: whether it was synced."""
         store = self.store
-        if store is None or store.log.poisoned is not None:
+        if store is None or store.log.health.poisoned is not None:
             return False
 
         try:
@@ -357,7 +357,9 @@ def fail_every_call(name: str) -> Failed:
                             "sync_dir",
                             "truncate",
                         )
-                        poisoned += host.store is not None and host.store.log.poisoned is not None
+                        poisoned += (
+                            host.store is not None and host.store.log.health.poisoned is not None
+                        )
                         refused += bool(host.refused)
                         _check(host, checked)
                     except Exception as found:
@@ -391,14 +393,14 @@ def _check(host: Host, checked: set[Outcome]) -> None:
     """
     _no_second_sync(host.disk)
     store = host.store
-    if store is not None and store.log.may_take_back:
+    if store is not None and store.log.health.may_take_back:
         _check_left(host, checked)
         _go_on(host, store)
 
-    if host.once and store is not None and store.log.poisoned is None:
+    if host.once and store is not None and store.log.health.poisoned is None:
         assert len(host.refused) <= BATCH_ROWS, "more than the one put was refused"
 
-    if store is not None and store.log.poisoned is not None:
+    if store is not None and store.log.health.poisoned is not None:
         try:
             store.put(request([b"after a failed sync"]))
         except RayMQError:

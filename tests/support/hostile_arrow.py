@@ -111,7 +111,7 @@ def _try_bodies() -> None:
 def _try_batches() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = MessageStore.open(Path(folder))
-        store.create_topic("t", 1, [0])
+        store.topics.create("t", 1, [0])
         for hooked in (False, True):
             if hooked:
                 store.hooks.append(LookingHook())

@@ -101,7 +101,7 @@ class MendedShard:
 
     def _fill(self) -> None:
         store = self.leader.store
-        store.create_topic("t", 1, [0])
+        store.topics.create("t", 1, [0])
         self.put(BODIES)
 
     def put(self, bodies: list[bytes]) -> None:

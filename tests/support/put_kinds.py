@@ -24,7 +24,7 @@ def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer_id: int | No
     for kind in kinds:
         if is_ordinary(kind):
             if kind["topic"] not in store.state.topics:
-                store.create_topic(kind["topic"], QUEUES, [0])
+                store.topics.create(kind["topic"], QUEUES, [0])
             put(store, kind, producer_id, sequences)
         else:
             put_inner(store, kind)

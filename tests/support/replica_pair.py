@@ -29,6 +29,7 @@ from raymq.store.base.running_flags import RunningFlags
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.commit_log import CommitLog
+from raymq.store.log.recovery.log_recovery import recover
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.put.put_lock import PutLock
 
@@ -158,7 +159,7 @@ class CommitLogPort:
     def __init__(self, root: Path, *, segment_size_bytes: int) -> None:
         config = StoreConfig(segment_size_bytes=segment_size_bytes)
         self.log = CommitLog(root, config, files=Files(), clock=Clock())
-        self.log.recover(0)
+        recover(self.log, 0)
         self.changed = threading.Condition()
         self.full: Exception | None = None
         #: (confirmed end, epoch) that leaders named

@@ -58,7 +58,7 @@ def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, Any]:
     leader.await_check()
     # After a failover, commits that the leader before acknowledged may not be confirmed here yet.
     leader.await_dispatch()
-    table = leader.store.confirmed_offsets(group, topic, leader.visible_end)
+    table = leader.store.state.confirmed_offsets(group, topic, leader.visible_end)
     return {str(queue_id): offset for queue_id, offset in table.items()}
 
 

@@ -47,7 +47,7 @@ def create_topic(
             found=call_arguments.shown(shards),
         )
 
-    appended = leader.store.create_topic(
+    appended = leader.store.topics.create(
         name,
         queues,
         call_arguments.check_shards(shards, known_shards(leader)),
@@ -77,7 +77,7 @@ def add_queues(
         call_arguments.check_integer("hidden_queues", hidden_queues, 0, queues - 1)
         copied = _below(former_queues, queues), hidden_queues
 
-    appended = leader.store.add_queues(
+    appended = leader.store.topics.add_queues(
         name,
         queues,
         call_arguments.check_shards(shards, known_shards(leader)),
@@ -90,7 +90,7 @@ def add_queues(
 def set_schema(leader: LeaderScope, name: str, schema: str) -> dict[str, Any]:
     """Give a topic a schema that has more columns than the present one."""
     leader.check_serving()
-    appended = leader.store.set_schema(name, schema)
+    appended = leader.store.topics.set_schema(name, schema)
     return {"changed": _await_topic(leader, name, appended), "shards": joined_shards(leader)}
 
 
@@ -108,7 +108,7 @@ def _await_topic(leader: LeaderScope, name: str, appended: AppendedRows | None) 
     the answer.
     """
     # The record of a topic that exists may still wait for its flush, or for a follower that is away.
-    end = leader.store.topic_end(name)
+    end = leader.store.topics.end_of(name)
     leader.await_promise(appended or AppendedRows.up_to(end))
     return appended is not None
 

@@ -22,6 +22,17 @@ _HEAD = struct.Struct(">4sQII")
 _CHECKED = struct.Struct(">QI")
 _MAGIC = b"RQM1"
 
+#: a sync of a consume queue failed, and its bytes in the page cache may never reach the disk
+QUEUES_DOUBTFUL = "queues_doubtful"
+#: where the log is truncated; the next start finishes a truncation that a crash interrupted
+TRUNCATING = "cut"
+#: the first start of a store that RocketMQ wrote is unfinished, so there are marks but no identity
+ADOPTING = "adopting"
+#: bytes that were not synced may be gone with the power; elections take note and clear it
+POWER_LOST = "power_lost"
+#: where the log of a new replica began after 0, and the chain value there
+CHAIN_BEGIN = "chain_begin"
+
 
 class Meta:
     """The identity of a replica as a small dict."""

@@ -37,7 +37,7 @@ def given_end(log: CommitLog) -> int:
 
     After a failed sync that is all that was synced: the log does not change any more, and no other replica may have it.
     """
-    last = last_given_unit(log) if log.sync_failed else None
+    last = last_given_unit(log) if log.health.sync_failed else None
     return mendable_end(log) if last is None else last.end
 
 
@@ -46,7 +46,7 @@ def find_match(log: CommitLog, candidates: Sequence[tuple[int, int]]) -> int:
 
     Only a log of which a sync has failed is searched: it does not change meanwhile.
     """
-    if not log.sync_failed:
+    if not log.health.sync_failed:
         return -1
     end = given_end(log)
     for index in range(len(candidates) - 1, -1, -1):
