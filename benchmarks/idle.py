@@ -37,11 +37,11 @@ def idle_percent(pids: list[int], seconds: float) -> float:
 def processes(cluster: raymq.Cluster, replicas: int) -> dict[str, int]:
     """role -> pid of every process of every replica."""
     found = {}
-    from raymq.cluster.deploy import actor_set
+    from raymq.cluster.deploy import actor_states
 
     for shard in range(cluster.shards):
         names = [(shard, replica, "commit_log") for replica in range(replicas)]
-        for member in actor_set.find(ray, cluster.name, names):
+        for member in actor_states.find(ray, cluster.name, names):
             status = ray.get(member.handle.status.remote())
             # A satellite may still be starting.
             deadline_s = time.monotonic() + START_TIMEOUT_S

@@ -9,7 +9,7 @@ from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from .controller import controller_actor
-from .deploy import actor_set, owned_ray, ray_host, run_sweep
+from .deploy import actor_end, actor_states, owned_ray, ray_host, run_sweep
 from .deploy.ray_host import Progress, RayTarget
 from .locked_call import LockedCall
 from .record import cluster_record
@@ -119,14 +119,14 @@ class _Stop(LockedCall):
 
             # A server of Ray may stop or end at any time before the answer.
             with ray_host.session(running, self._timeout_s, why_unhealthy=why_unhealthy) as ray:
-                if actor_set.is_another(ray, record, clock=self._clock):
+                if actor_states.is_another(ray, record, clock=self._clock):
                     # The cluster's Ray has ended, and the Ray at this address runs another cluster.
                     other = f"another cluster named {record.name!r}"
                     self._report(f"{other} runs in Ray at {running.address}")
                     return None
                 self._report(f"closing {record.shards} shard(s) of {record.name!r}")
                 ended = controller_actor.close(ray, record, clock=self._clock)
-                closed = actor_set.close(ray, record, clock=self._clock, timeout_s=self._timeout_s)
+                closed = actor_end.close(ray, record, clock=self._clock, timeout_s=self._timeout_s)
                 return {**ended, **closed}
         except Unavailable as error:
             # A Ray that `start` started is ended anyway. Any other Ray is the caller's to repair.

@@ -37,7 +37,8 @@ from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
 from raymq.cluster.deploy import owned_ray
-from raymq.cluster.deploy.actor_set import _CLOSING_RANK, specs
+from raymq.cluster.deploy.actor_set import specs
+from raymq.cluster.deploy.actor_states import CLOSING_RANK
 from raymq.cluster.record.cluster_record import ClusterRecord
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.spark.format_lookup import OLDEST_PYSPARK
@@ -413,7 +414,7 @@ def test_the_records_of_all_roles_fit_into_the_control_block() -> None:
 
 
 def test_every_role_is_closed_shown_and_explained() -> None:
-    assert set(_CLOSING_RANK) == {control_block.COMMIT_LOG, *ROLES}
+    assert set(CLOSING_RANK) == {control_block.COMMIT_LOG, *ROLES}
     assert set(_SERVICES) == set(ROLES)
     assert set(table_keys("docs/operating.md", "What runs")) == {control_block.COMMIT_LOG, *ROLES}
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from typing import Any
 from raymq.actors.leader.metrics import Collector, MakeInstrument, MetricValues
 from raymq.actors.protocol import tls
 from raymq.client.transport.actor_names import NAMESPACE, actor_name
-from raymq.cluster.deploy import actor_set, node_labels, ray_host
+from raymq.cluster.deploy import actor_set, actor_states, node_labels, ray_host
 from raymq.cluster.deploy.resolve import save_endpoints
 from raymq.cluster.record import cluster_record
 from raymq.cluster.record.cluster_record import ClusterRecord
@@ -98,7 +98,7 @@ class Controller:
         rows: list[ReplicaFacts] = []
         with self._step("look"):
             record = self._load_record()
-            names = actor_set.actor_names(self._ray)
+            names = actor_states.actor_names(self._ray)
             states = self._look(record, names)
             rows = [_facts(key, state) for key, state in states.items()]
             self._watch.observe(self._clock.monotonic(), rows)
@@ -178,14 +178,14 @@ class Controller:
         for shard in range(record.shards):
             for replica in range(record.replicas):
                 name = actor_name(record.name, shard, replica, "commit_log")
-                node = actor_set.node_of(record, shard, replica)
+                node = actor_states.node_of(record, shard, replica)
                 if node is not None and node not in present:
                     # Ray would hold a call until the node is back.
-                    states[shard, replica] = actor_set.absent("PENDING", f"node {node} is away")
+                    states[shard, replica] = actor_states.absent("PENDING", f"node {node} is away")
                     continue
                 call = self._ask(name) if name in known else None
                 if call is None:
-                    states[shard, replica] = actor_set.absent("MISSING", "Ray does not know it")
+                    states[shard, replica] = actor_states.absent("MISSING", "Ray does not know it")
                     self._forget(name)
                 else:
                     calls[shard, replica] = call
@@ -193,7 +193,7 @@ class Controller:
         deadline_s = self._clock.monotonic() + LOOK_TIMEOUT_S
         for key, call in calls.items():
             left_s = max(0.0, deadline_s - self._clock.monotonic())
-            state = states[key] = actor_set.answer(ray, call, left_s)
+            state = states[key] = actor_states.answer(ray, call, left_s)
             name = actor_name(record.name, *key, "commit_log")
             self._unanswered.pop(name, None)
             if state["state"] == "PENDING":
@@ -285,7 +285,7 @@ class Controller:
     def _make(self, record: ClusterRecord, names: list[str]) -> None:
         """Make actors again that Ray has forgotten. One of the same name that is there meanwhile is kept."""
         now_s = self._clock.monotonic()
-        if not actor_set.missing(record, names) or (
+        if not actor_states.missing(record, names) or (
             self._made_s is not None and now_s - self._made_s < MAKE_PAUSE_S
         ):
             return
@@ -293,7 +293,7 @@ class Controller:
         with self._locked() as current:
             if current is None:
                 return
-            lost = actor_set.missing(current, actor_set.actor_names(self._ray))
+            lost = actor_states.missing(current, actor_states.actor_names(self._ray))
             if not lost:
                 return
             self._made_s = now_s
@@ -352,7 +352,7 @@ def _facts(key: tuple[int, int], state: dict[str, Any]) -> ReplicaFacts:
 
 def _may_lead(record: ClusterRecord, shard: int, replica: int) -> bool:
     """Whether the node of a replica is not drained."""
-    return actor_set.node_of(record, shard, replica) not in record.drained_nodes
+    return actor_states.node_of(record, shard, replica) not in record.drained_nodes
 
 
 def _port(address: str) -> str:

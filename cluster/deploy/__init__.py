@@ -6,7 +6,9 @@ ray_head         the program that becomes a detached `ray start`
 ray_probe        the program that tries whether a Ray takes a driver
 start_checks     what a start or an operation checks of a record
 ray_client       clusters reached through ray://
-actor_set        the actors of one cluster: created, waited for, closed
+actor_set        the actors of one cluster: created, waited for
+actor_states     those that run, and what their CommitLogs say
+actor_end        the order in which they are closed and ended
 node_labels      the nodes of a Ray by their labels
 prepare_replica  what a replica does on its node before it opens its store
 replaced_store   the directory of a replica that takes the place of another one

@@ -13,7 +13,7 @@ from raymq.client.transport.actor_names import actor_name
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 
-from . import actor_set
+from . import actor_states
 
 SCHEME = "ray://"
 #: the process that serves a client sometimes dies at its start (a fork beside gRPC's threads, Ray issue 63202), and
@@ -81,13 +81,13 @@ def handle_of(ray: Any, name: str) -> ClusterHandle:
 
     Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
     """
-    facts = actor_set.credentials(ray, name)
+    facts = actor_states.credentials(ray, name)
     return ClusterHandle(
         name=name,
         cluster_id=facts["cluster_id"],
         shards=int(facts["shards"]),
         token=facts["token"],
-        endpoints=actor_set.endpoints(ray, name),
+        endpoints=actor_states.endpoints(ray, name),
         ca=facts["ca"].encode() if facts.get("ca") else None,
         placement=facts.get("placement"),
         replicas=int(facts.get("replicas", 1)),
@@ -99,7 +99,7 @@ def _names(ray: Any) -> list[str]:
     prefix, suffix = actor_name("\n", 0, 0, "commit_log").split("\n")
     return [
         name.removeprefix(prefix).removesuffix(suffix)
-        for name in actor_set.actor_names(ray)
+        for name in actor_states.actor_names(ray)
         if name.startswith(prefix) and name.endswith(suffix)
     ]
 

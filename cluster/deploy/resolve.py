@@ -55,11 +55,11 @@ class RayResolver:
     def __call__(self) -> dict[int, str]:
         """shard -> host:port of its leader. A shard that does not serve now is missing."""
         # Imported on use: clients of a local data directory or of raymq:// never load Ray.
-        from . import actor_set
+        from . import actor_states
         from .ray_host import RayTarget, session
 
         with session(RayTarget(address=self.address)) as ray:
-            return actor_set.endpoints(ray, self.name)
+            return actor_states.endpoints(ray, self.name)
 
 
 def save_endpoints(paths: ClusterPaths, endpoints: dict[int, str], files: Files) -> None:

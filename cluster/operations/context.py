@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.client import replica_status
 from raymq.cluster.controller import controller_actor
-from raymq.cluster.deploy import actor_set, node_labels, ray_host
+from raymq.cluster.deploy import actor_end, actor_set, actor_states, node_labels, ray_host
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.deploy.resolve import save_endpoints
 from raymq.cluster.record import cluster_record
@@ -102,7 +102,7 @@ def check_compacted(cluster: ClusterHandle, rows: Sequence[Row]) -> None:
 
 def check_node(ray: Any, record: ClusterRecord, shard: int, replica: int, node: str | None) -> None:
     """Raises: Rejected when the node of the new replica is not there."""
-    where = node or actor_set.node_of(record, shard, replica)
+    where = node or actor_states.node_of(record, shard, replica)
     if where is None:
         return
     found = node_labels.present(ray)
@@ -262,7 +262,7 @@ class OperationCall:
             for member in self.converge(lambda *key: key[:2] == (shard, replica))
             if member.role == "commit_log"
         )
-        node = actor_set.node_of(self.record, shard, replica)
+        node = actor_states.node_of(self.record, shard, replica)
         name = f"shard {shard} replica {replica}"
         self.report(f"{name}: {what}" + ("" if node is None else f" on node {node}"))
         self._await_running(commit_log)
@@ -271,20 +271,20 @@ class OperationCall:
     def close(self, shard: int, replica: int, *, timeout_s: float) -> None:
         """Close the actors of a replica in order, and end them. Raises: Unavailable."""
         self.report(f"shard {shard} replica {replica}: ending")
-        actor_set.close_replica(
+        actor_end.close_replica(
             self.ray, self.record, shard, replica, clock=self.clock, timeout_s=timeout_s
         )
 
     def end(self, shard: int, replica: int, *, what: str) -> None:
         """End the actors of a lost replica without an orderly close. Raises: Unavailable."""
         self.report(f"shard {shard} replica {replica}: ending {what}")
-        actor_set.end_replica(self.ray, self.record, shard, replica, clock=self.clock)
+        actor_end.end_replica(self.ray, self.record, shard, replica, clock=self.clock)
 
     def make_controller(self) -> None:
         """Make the controller as the record says, in place of the one that runs."""
         controller_actor.make(self.ray, self.record, self.paths, clock=self.clock, warn=self.report)
 
-    def converge(self, wanted: Callable[[int, int, str], bool]) -> list[actor_set.Member]:
+    def converge(self, wanted: Callable[[int, int, str], bool]) -> list[actor_states.Member]:
         """Make the actors that the record says and that do not run. Args: `wanted`: of shard, replica and role."""
         cluster = self.cluster
         members, _ = actor_set.converge(
@@ -308,10 +308,10 @@ class OperationCall:
             self.clock,
         )
 
-    def _await_running(self, member: actor_set.Member) -> None:
+    def _await_running(self, member: actor_states.Member) -> None:
         """Wait until the new CommitLog serves. Raises: Unavailable."""
         shown = None
-        while (state := actor_set.state_of(self.ray, member, self.clock))["state"] != "RUNNING":
+        while (state := actor_states.state_of(self.ray, member, self.clock))["state"] != "RUNNING":
             line = f"shard {member.shard} replica {member.replica}: {state['state']} ({state['error'] or 'recovering'})"
             if line != shown:
                 self.report(line)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.client import replica_status
 from raymq.client.transport.routes import Routes
-from raymq.cluster.deploy import actor_set
+from raymq.cluster.deploy import actor_states
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.record.cluster_record import ClusterRecord
 from raymq.replication.quorum import may_lead
@@ -194,9 +194,9 @@ def _look(operation: OperationCall, shard: int) -> list[Row]:
     for row in rows:
         if row["state"] == "DOWN":
             key = (shard, row["replica"], "commit_log")
-            for member in actor_set.find(ray, record.name, [key]):
-                node = actor_set.node_of(record, shard, row["replica"])
-                found = actor_set.state_of(ray, replace(member, node=node), operation.clock)
+            for member in actor_states.find(ray, record.name, [key]):
+                node = actor_states.node_of(record, shard, row["replica"])
+                found = actor_states.state_of(ray, replace(member, node=node), operation.clock)
                 if found["state"] == "RUNNING":
                     row.update(state="UNREACHABLE", error="only Ray reaches it")
                 elif found["state"] in ("STARTING", "READ_ONLY"):

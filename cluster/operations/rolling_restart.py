@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from raymq.client import replica_status
-from raymq.cluster.deploy import actor_set
+from raymq.cluster.deploy import actor_states
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.record.cluster_record import ClusterRecord
 from raymq.store.base.clock import Clock
@@ -97,7 +97,7 @@ def to_give_back(record: ClusterRecord, rows: Sequence[Row]) -> dict[int, int]:
         shard: replica
         for shard, replica in leaders.items()
         if replica is not None
-        and actor_set.node_of(record, shard, replica) not in record.drained_nodes
+        and actor_states.node_of(record, shard, replica) not in record.drained_nodes
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from raymq.cluster.deploy import actor_set
+from raymq.cluster.deploy import actor_states
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.record.cluster_record import REPLICAS, ClusterRecord
 from raymq.store.base.clock import Clock
@@ -182,7 +182,7 @@ class _Growth:
 
     def _is_known(self, shard: int, replica: int) -> bool:
         key = (shard, replica, "commit_log")
-        return bool(actor_set.find(self._operation.ray, self._operation.record.name, [key]))
+        return bool(actor_states.find(self._operation.ray, self._operation.record.name, [key]))
 
     def _is_made(self, shard: int, replica: int) -> bool:
         """Whether a replica runs with the options of the record. One that is there has some time to answer."""

@@ -15,7 +15,7 @@ import pytest
 from raymq.actors.api.operations import call_leader
 from raymq.actors.leader.operations.table import OPERATIONS
 from raymq.client.topics.new_topic import create_everywhere
-from raymq.cluster.deploy import actor_set, node_labels
+from raymq.cluster.deploy import actor_set, actor_states, node_labels
 from raymq.cluster.operations import add_shards as adding
 from raymq.cluster.operations.add_shards import check_led, default_nodes, plan_shards
 from raymq.cluster.record import cluster_record
@@ -157,7 +157,7 @@ def test_the_actors_of_a_cluster_are_found_by_their_names(tmp_path: Path) -> Non
     for name in ("o.1", "o-1"):
         cluster = new_record(StartOptions(name=name, shards=12))
         actor_set.create(ray, cluster, actor_set.specs(cluster, ClusterPaths(tmp_path), "t", {}))
-    assert sorted(actor_set.endpoints(ray, "o.1")) == list(range(12))
+    assert sorted(actor_states.endpoints(ray, "o.1")) == list(range(12))
 
 
 # --- topics that are created at the same time -----------------------------------------------------

@@ -173,7 +173,7 @@ def test_the_controller_loads_neither_arrow_nor_numpy() -> None:
     code = """
 import sys
 import raymq.cluster.controller.actor
-from raymq.cluster.deploy import actor_set
+from raymq.cluster.deploy import actor_end, actor_set, actor_states
 from raymq.actors.ray import actor_classes
 print([name for name in ("pyarrow", "numpy", "ray") if name in sys.modules])
 """

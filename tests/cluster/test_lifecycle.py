@@ -16,7 +16,7 @@ from raymq.client.transport.routes import Routes
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.connect import connect
-from raymq.cluster.deploy import actor_set, owned_ray, ray_client, ray_host
+from raymq.cluster.deploy import actor_end, actor_states, owned_ray, ray_client, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.record.cluster_record import StartOptions, load_record, new_record
 from raymq.cluster.record.paths import ClusterPaths
@@ -418,7 +418,7 @@ class HangingRay(FakeRay):
         """The outcomes of the CommitLogs."""
         record = load_record(ClusterPaths(data_dir), Files())
         assert record is not None
-        outcomes = actor_set.close(self, record, clock=self.clock, timeout_s=timeout_s)
+        outcomes = actor_end.close(self, record, clock=self.clock, timeout_s=timeout_s)
         return [outcome for name, outcome in outcomes.items() if name.endswith("commit_log")]
 
 
@@ -808,7 +808,7 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
 
 def test_all_actor_keys_cover_every_flush_mode() -> None:
     record = new_record(StartOptions(shards=2, replicas=2))
-    assert len(actor_set.all_actor_keys(record)) == 2 * 2 * 5
+    assert len(actor_states.all_actor_keys(record)) == 2 * 2 * 5
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster.deploy import actor_set
+from raymq.cluster.deploy import actor_states
 from raymq.cluster.operations.context import OperationCall
 from raymq.cluster.record.cluster_record import load_record, save_record
 from raymq.cluster.record.paths import ClusterPaths
@@ -65,12 +65,12 @@ def test_only_the_wanted_actors_of_a_record_are_made_and_those_that_run_are_kept
     ray, operation = FakeRay(), call(tmp_path)
     operation.ray, operation.record = ray, record(shards=2, replicas=3)
     operation.converge(lambda shard, replica, role: (shard, replica) == (1, 2))
-    assert actor_set.missing(operation.record, ray.actors) == {
-        key for key in actor_set.missing(operation.record, ()) if key[:2] != (1, 2)
+    assert actor_states.missing(operation.record, ray.actors) == {
+        key for key in actor_states.missing(operation.record, ()) if key[:2] != (1, 2)
     }
 
     kept = dict(ray.actors)
     members = operation.converge(lambda *key: True)
-    assert len(members) == len(ray.actors) == len(actor_set.missing(operation.record, ()))
+    assert len(members) == len(ray.actors) == len(actor_states.missing(operation.record, ()))
     assert kept.items() <= ray.actors.items()
     assert ray.events == []

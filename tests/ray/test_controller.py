@@ -13,7 +13,7 @@ from raymq.actors.leader.metrics import Instrument
 from raymq.client.transport.actor_names import NAMESPACE, actor_name, controller_name
 from raymq.cluster.controller.cluster_watch import Move
 from raymq.cluster.controller.controller import Controller
-from raymq.cluster.deploy import actor_set, ray_host
+from raymq.cluster.deploy import actor_states, ray_host
 from raymq.cluster.record import cluster_record
 from raymq.cluster.record.cluster_record import ClusterRecord
 from raymq.cluster.record.paths import directory_lock
@@ -72,7 +72,7 @@ class Driver:
         return self.first()
 
     def names(self) -> list[str]:
-        return actor_set.actor_names(self.ray)
+        return actor_states.actor_names(self.ray)
 
     def forget(self, replica: int) -> str:
         """End the actor of a CommitLog, as a command does that is interrupted after that."""

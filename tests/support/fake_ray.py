@@ -1,4 +1,4 @@
-"""A Ray without processes: the few functions that cluster/deploy/actor_set.py uses, over plain objects."""
+"""A Ray without processes: the few functions that cluster/deploy/actor_*.py use, over plain objects."""
 
 from __future__ import annotations
 
