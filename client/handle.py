@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .transport.connection import Connection, Transport
-    from .transport.routes import Resolver, Routes
+    from .transport.leader_route import Resolver
+    from .transport.routes import Routes
 
 CALL_TIMEOUT_S = 30.0
 #: a shard without an answer for this long is shown as UNREACHABLE

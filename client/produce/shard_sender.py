@@ -16,7 +16,8 @@ from functools import partial
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.client.client_thread import ClientThread, join_at_close
 from raymq.client.transport.connection import Connection, PutStream
-from raymq.client.transport.routes import LeaderRoute, Routes
+from raymq.client.transport.leader_route import LeaderRoute
+from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Unavailable
 from raymq.store.records.record import SmallBatch

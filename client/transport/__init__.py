@@ -8,6 +8,7 @@ fetch_thread    fetches from one shard, over a stream that is opened again when 
 ask             asks several shards at the same time
 away            repeats a call while a shard is away
 routes          addresses of shards
+leader_route    where a shard's leader is
 topic_routes    the topics, and the shards of their queues
 nearest         reads from the nearest replica of a shard
 locality        whether an endpoint is on this machine

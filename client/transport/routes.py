@@ -23,7 +23,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
@@ -57,6 +57,7 @@ from .connection import (
     open_connection,
 )
 from .flight_client import CALL_TIMEOUT_S
+from .leader_route import LeaderRoute, Resolver, RoutedCluster
 from .topic_routes import TopicRoutes
 
 if TYPE_CHECKING:
@@ -69,36 +70,10 @@ LOOKUP_TIMEOUT_S = 5.0
 #: a new stream asks for the endpoints of all replicas if they were asked for longer ago
 REPLICAS_AGE_S = 30.0
 
-Resolver = Callable[[], Mapping[int, str]]
-
-
-class LeaderRoute(NamedTuple):
-    """Where a shard's leader is, as far as is known."""
-
-    #: host:port, or the name of the actor
-    endpoint: str
-    #: 0: not known
-    epoch: int = 0
-
 
 def _actor_names(cluster: str, shard: int, replicas: int) -> dict[int, str]:
     """Replica -> the name of its actor."""
     return {each: actor_name(cluster, shard, each, "commit_log") for each in range(replicas)}
-
-
-class RoutedCluster(Protocol):
-    """What routes take from a handle on a cluster: see `ClusterHandle`."""
-
-    name: str
-    cluster_id: str
-    shards: int
-    token: str
-    endpoints: dict[int, str]
-    resolver: Resolver | None
-    ca: bytes | None
-    transport: Transport
-    replicas: int
-    replica_endpoints: dict[int, dict[int, str]]
 
 
 @dataclass(eq=False, repr=False)

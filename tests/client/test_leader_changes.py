@@ -23,7 +23,8 @@ from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.topics.add_queues import TAKEN_PREFIX
 from raymq.client.transport import connection as connection_module
 from raymq.client.transport import routes as routes_module
-from raymq.client.transport.routes import LeaderRoute, Routes
+from raymq.client.transport.leader_route import LeaderRoute
+from raymq.client.transport.routes import Routes
 from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.deploy.resolve import FileResolver
