@@ -31,7 +31,7 @@ TEXT_PLACES = (*PYTHON_PLACES, "tests", "docs", ".ci")
 TEXT_ENDINGS = {".py", ".md", ".toml", ".txt", ""}
 
 #: the two modules of store/ that may touch files and the clock
-SEAM = {"store/base/files.py", "store/base/clock.py"}
+SEAM = {"store/base/files.py", "store/base/file_maps.py", "store/base/clock.py"}
 #: calls of `os` that touch a file; os.kill and os.environ (failpoints) are none of them
 FILE_CALL = re.compile(
     "open|close|read|write|pread|pwrite|preadv|pwritev|fsync|fdatasync|sync_file_range|truncate"

@@ -2,7 +2,7 @@
 
 durable_queue      `Queue`, the handle that a program has
 queue_client       a process's producer and reader of one queue
-item_reader        reads and decodes the items that a get was assigned
+taken_items        reads and decodes the items that a get was assigned
 coordinator        the actor that assigns items to gets, and room to puts
 coordinator_calls  calls of that actor, repeated after its death
 assignment_log     the queue's two topics: items, and assignments

@@ -24,7 +24,7 @@ from raymq.store.base.errors import RayMQError
 
 from .assignment_log import make_topics
 from .coordinator_calls import CoordinatorCalls
-from .item_reader import BadItem, ItemReader
+from .taken_items import BadItem, TakenItems
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal
 from .queue_client import QueueClient, end_quietly
@@ -149,7 +149,7 @@ class Queue:
         """Create the attributes that are not pickled."""
         codec = self._codec_option
         self._codec = codecs.codec(codec) if isinstance(codec, str) else codec
-        self._reader = ItemReader(self.name, self._codec, self._accept)
+        self._taken = TakenItems(self.name, self._codec, self._accept)
         #: properties of every item
         self._properties = {codecs.CONTENT_TYPE: self._codec.name}
         self._lock = threading.Lock()
@@ -410,8 +410,8 @@ class Queue:
                 taken = await self._coordinator.call_async("take", request.number, 1, wait_s)
                 if taken is not None:
                     client = await self._client_async()
-                    items = self._reader.decode(
-                        await asyncio.to_thread(self._reader.pieces, client, *taken)
+                    items = self._taken.decode(
+                        await asyncio.to_thread(self._taken.pieces, client, *taken)
                     )
                     break
             else:
@@ -450,7 +450,7 @@ class Queue:
             for wait_s in waits:
                 taken = self._coordinator.call("take", request.number, request.count, wait_s=wait_s)
                 if taken is not None:
-                    items = self._reader.decode(self._reader.pieces(self._client(), *taken))
+                    items = self._taken.decode(self._taken.pieces(self._client(), *taken))
                     break
             else:
                 raise Empty(f"queue {self.name!r} has fewer than {count} items")

@@ -38,7 +38,7 @@ class LogHealth:
         self.on_poisoned: Callable[[str], None] = lambda _: None
 
     def check(self) -> None:
-        """Raises: Unavailable, if nothing may be appended."""
+        """Check that the log takes appends. Raises: Unavailable."""
         if self.poisoned is not None:
             raise Unavailable(
                 f"the store stopped writing: {self.poisoned}",
@@ -59,7 +59,7 @@ class LogHealth:
         self._sync(file)
 
     def _sync(self, file: MappedFile) -> bool:
-        """Returns: whether the zeros are on disk."""
+        """Sync the zeros. Returns: whether they are on disk; if not, the log is poisoned."""
         try:
             file.sync()
         except OSError as error:

@@ -13,7 +13,7 @@ import pytest
 
 from raymq.client.messages.codecs import codec
 from raymq.cluster.queue.durable_queue import Queue
-from raymq.cluster.queue.item_reader import ItemReader
+from raymq.cluster.queue.taken_items import TakenItems
 from raymq.cluster.queue.queue_client import Items
 from raymq.store.base.errors import Rejected
 from tests.support.hostile_arrow import arrays
@@ -53,7 +53,7 @@ def handle() -> Queue:
     """A handle without a cluster, as far as decoding needs it."""
     made = object.__new__(Queue)
     made.name = "jobs"
-    made._reader = ItemReader("jobs", codec("msgpack"), ("json",))
+    made._taken = TakenItems("jobs", codec("msgpack"), ("json",))
     made._lock, made._left = threading.Lock(), deque()
     return made
 
@@ -62,13 +62,13 @@ def test_a_queue_decodes_items_of_the_codecs_that_it_takes_and_plain_bytes(handl
     items = Items(
         0, [codec("msgpack").encode(1), b"[2]", b"3", b"4"], ["msgpack", "json", None, "bytes"]
     )
-    assert handle._reader.decode([items]) == [1, [2], b"3", b"4"]
+    assert handle._taken.decode([items]) == [1, [2], b"3", b"4"]
 
 
 def test_a_queue_refuses_an_item_that_names_another_codec(handle: Queue) -> None:
     body = codec("arrow-ipc").encode(pa.table({"a": [1]}))
     with pytest.raises(Rejected, match="takes msgpack, json, bytes") as refused:
-        handle._returned(handle._reader.decode([Items(7, [body], ["arrow-ipc"])]))
+        handle._returned(handle._taken.decode([Items(7, [body], ["arrow-ipc"])]))
     assert (refused.value.field, refused.value.fields["offset"]) == ("codec", 7)
 
 

@@ -317,10 +317,15 @@ def test_a_change_of_role_does_not_make_a_jump_believed(shop: Shop) -> None:
     shop.fill(3)
     shop.clock.jump_wall(30 * DAY_MS)
     for _ in range(3):
-        assert CleanService(shop.store.log, shop.store, flags=shop.store.flags).run_once() == 0
+        assert (
+            CleanService(shop.store.log, shop.store.retention, flags=shop.store.flags).run_once()
+            == 0
+        )
         shop.clock.advance(HOUR_MS)
     shop.clock.advance(DAY_MS)
-    assert CleanService(shop.store.log, shop.store, flags=shop.store.flags).run_once() == 3
+    assert (
+        CleanService(shop.store.log, shop.store.retention, flags=shop.store.flags).run_once() == 3
+    )
 
 
 def test_a_process_that_was_stopped_for_a_week_deletes_at_once(shop: Shop) -> None:

@@ -23,7 +23,7 @@ class BadItem:
     error: RayMQError
 
 
-class ItemReader:
+class TakenItems:
     """Reads and decodes items of one queue for one handle.
 
     Args: `codec`: that of the handle. `accept`: names of the others that it decodes.
