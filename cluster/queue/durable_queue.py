@@ -24,10 +24,10 @@ from raymq.store.base.errors import RayMQError
 
 from .assignment_log import make_topics
 from .coordinator_calls import CoordinatorCalls
-from .taken_items import BadItem, TakenItems
 from .local_socket import WAIT_S as SOCKET_WAIT_S
 from .local_socket import NotLocal
 from .queue_client import QueueClient, end_quietly
+from .taken_items import BadItem, TakenItems
 
 #: longest wait of one call: the coordinator forgets the request of a dead process after it
 WAIT_S = 5.0

@@ -13,8 +13,8 @@ import pytest
 
 from raymq.client.messages.codecs import codec
 from raymq.cluster.queue.durable_queue import Queue
-from raymq.cluster.queue.taken_items import TakenItems
 from raymq.cluster.queue.queue_client import Items
+from raymq.cluster.queue.taken_items import TakenItems
 from raymq.store.base.errors import Rejected
 from tests.support.hostile_arrow import arrays
 
