@@ -17,7 +17,7 @@ OFFSET_MAX = 2**63 - 1
 
 
 def check_number(
-    name: str, value: Any, minimum: float, maximum: float = _NO_LIMIT, *, whole: bool = True
+    name: str, value: object, minimum: float, maximum: float = _NO_LIMIT, *, whole: bool = True
 ) -> None:
     """Raises: Rejected unless `value` is a number (and not a bool) from `minimum` to `maximum`."""
     kind: Any = Integral if whole else Real
@@ -46,7 +46,7 @@ def plain_int(value: Any) -> Any:
     return int(value) if is_integer else value
 
 
-def check_text(name: str, value: Any) -> None:
+def check_text(name: str, value: object) -> None:
     """Raises: Rejected unless `value` is text."""
     if not isinstance(value, str):
         message = f"{name} is {value!r}, a {type(value).__name__}; give text"
@@ -63,7 +63,7 @@ def check_unicode(name: str, value: str) -> None:
         raise Rejected(message, field=name, limit="Unicode text") from None
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raises: Rejected unless `value` is one of the choices."""
     if value not in choices:
         message = f"{name} is {value!r}; use {' or '.join(map(repr, choices))}"

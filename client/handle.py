@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -76,13 +76,13 @@ class ClusterHandle:
     def __repr__(self) -> str:
         return f"<Cluster {self.name!r} {self.cluster_id[:8]} shards={self.shards}>"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = dict(self.__dict__)
         for own in ("_lock", "_connections", "_followed", "_forks"):
             del state[own]
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         self.__dict__.update(state)
         ClusterHandle.__post_init__(self)
 
@@ -220,7 +220,7 @@ class ClusterHandle:
         self,
         shard: int | None,
         op: str,
-        args: dict[str, Any],
+        args: Mapping[str, object],
         *,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
@@ -250,8 +250,8 @@ class ClusterHandle:
             return self._call_once(shard, op, args, timeout_s)
 
     def _call_leader(
-        self, shard: int | None, op: str, args: dict[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
+        self, shard: int | None, op: str, args: Mapping[str, object], timeout_s: float
+    ) -> dict[str, object]:
         """Call an operation of a shard whose leader may change. None: of the first shard that answers."""
         routes = self._routes()
         try:
@@ -262,8 +262,8 @@ class ClusterHandle:
             self._keep(routes)
 
     def _call_once(
-        self, shard: int | None, op: str, args: dict[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
+        self, shard: int | None, op: str, args: Mapping[str, object], timeout_s: float
+    ) -> dict[str, object]:
         """One try, at the known endpoints. Connections to single shards stay open until `close`."""
         routes = self._routes()
         if shard is None:

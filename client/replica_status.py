@@ -90,7 +90,7 @@ def statuses(cluster: ClusterHandle, shard: int | None = None) -> list[dict[str,
     ]
 
 
-def _status(cluster: ClusterHandle, shard: int, endpoint: str) -> dict[str, Any]:
+def _status(cluster: ClusterHandle, shard: int, endpoint: str) -> dict[str, object]:
     with closing(
         ShardConnection(endpoint, cluster.token, cluster.cluster_id, shard, ca=cluster.ca)
     ) as connection:
@@ -103,7 +103,7 @@ def _row(
     endpoint: str,
     answer: dict[str, Any] | RayMQError,
     node: str | None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     row: dict[str, Any] = {"shard": shard, "replica": replica, "endpoint": endpoint, "node": node}
     if isinstance(answer, RayMQError):
         return {**row, "mode": None, "state": "DOWN", "error": answer.message}

@@ -63,7 +63,7 @@ class Cluster(ClusterHandle):
         super().__post_init__()
         self._stop_on_exit = stop_on_exit
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()
         # A copy in another process did not start the cluster.
         state["_stop_on_exit"] = False
@@ -578,7 +578,7 @@ def _follower_lags(facts: dict[str, Any]) -> bool:
     return has_followers and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
 
 
-def _facts(shard: int, answer: dict[str, Any] | RayMQError) -> dict[str, Any]:
+def _facts(shard: int, answer: dict[str, Any] | RayMQError) -> dict[str, object]:
     """The `status` entry for a shard with this answer."""
     if not isinstance(answer, RayMQError):
         return answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from raymq.client.arguments import OFFSET_MAX
 from raymq.client.consume.queue_ranges import QueueRange
@@ -112,7 +112,7 @@ def parse_assignment(option: str, text: str) -> tuple[TopicQueue, ...]:
     return tuple(sorted(set(found)))
 
 
-def _parse_object(option: str, text: str, example: str) -> dict[str, Any]:
+def _parse_object(option: str, text: str, example: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

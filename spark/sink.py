@@ -168,7 +168,7 @@ def _checked_targets(
 
 
 def commit_staged(
-    df: Any,
+    df: object,
     cluster: ClusterHandle,
     topic: str | None,
     write_id: str,

@@ -210,7 +210,7 @@ class SourceOptions:
         return cls._of(given, addresses, token, ca)
 
     @classmethod
-    def of_cluster(cls, topic: str | None, options: Mapping[str, Any]) -> SourceOptions:
+    def of_cluster(cls, topic: str | None, options: Mapping[str, object]) -> SourceOptions:
         """Check the options of a read whose cluster is known.
 
         Args: `topic`: the option `subscribe`. `options`: numbers, flags and dicts take the place of texts, too.
@@ -277,7 +277,7 @@ class SourceOptions:
         return self.starting or Position("startingOffsets", "offset", LATEST)
 
 
-def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
+def option_texts(options: Mapping[str, object]) -> dict[str, str]:
     """Options of a Python call as the texts that Spark would hand over."""
     found: dict[str, str] = {}
     for name, value in options.items():

@@ -36,7 +36,7 @@ def stream(
     interval_s: float = 1.0,
     stop: threading.Event | None = None,
     schema: str | Any | None = None,
-    **options: Any,
+    **options: object,
 ) -> int:
     """Read topics in batches, and call a function with each, until all is read or `stop` is set.
 

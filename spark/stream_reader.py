@@ -58,7 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Spark 4.2 passes both arguments because there are two parameters. Earlier ones pass none.
     def latestOffset(  # noqa: N802
-        self, start: dict[str, dict[str, int]] | None = None, limit: Any = None
+        self, start: dict[str, dict[str, int]] | None = None, limit: object = None
     ) -> dict[str, dict[str, int]]:
         """The end of the batch that begins at `start`. `limit` is one of Spark's ReadLimits."""
         begin = None if start is None else from_json(start)

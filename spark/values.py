@@ -161,7 +161,7 @@ def _nullable(schema: Any) -> Any:
     return _struct([StructField(each.name, each.dataType, True) for each in schema.fields])
 
 
-def _struct_type(schema: Any) -> Any:
+def _struct_type(schema: object) -> Any:
     """A schema as a StructType. Raises: Rejected."""
     from pyspark.sql.types import StructType, _parse_datatype_string
 

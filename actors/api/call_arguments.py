@@ -29,7 +29,7 @@ PRODUCER_IDS_MAX = 1 << 14
 SHOWN_CHARS = 60
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Any value, shortened for an error's message."""
     if isinstance(value, str | bytes | list | tuple | dict) and len(value) > SHOWN_CHARS:
         return f"a {type(value).__name__} of length {len(value)}"
@@ -37,14 +37,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
-def wrong_value(field: str, value: Any, advice: str, limit: Any) -> Rejected:
+def wrong_value(field: str, value: object, advice: str, limit: object) -> Rejected:
     """The error of a wrong value, with the value and the advice."""
     return Rejected(
         f"{field} is {shown(value)}; {advice}", field=field, limit=limit, found=shown(value)
     )
 
 
-def check_integer(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
+def check_integer(field: str, value: object, least: int = 0, most: int = NUMBER_MAX) -> int:
     """Raises: Rejected unless the value is an int (a bool is not) from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         advice = f"use a whole number, {least} to {most}"
@@ -52,14 +52,14 @@ def check_integer(field: str, value: Any, least: int = 0, most: int = NUMBER_MAX
     return value
 
 
-def check_name(field: str, value: Any) -> str:
+def check_name(field: str, value: object) -> str:
     """Raises: Rejected unless the value is text."""
     if type(value) is not str:
         raise wrong_value(field, value, f"give its name, not a {type(value).__name__}", "str")
     return value
 
 
-def check_known(topic: Any, known: Collection[str]) -> str:
+def check_known(topic: object, known: Collection[str]) -> str:
     """Raises: Rejected for a topic that does not exist."""
     if type(topic) is not str or topic not in known:
         raise Rejected(
@@ -71,7 +71,7 @@ def check_known(topic: Any, known: Collection[str]) -> str:
     return topic
 
 
-def check_shards(shards: Any, count: int) -> list[int]:
+def check_shards(shards: object, count: int) -> list[int]:
     """The shards of a topic: queue q is on `shards[q % len(shards)]`.
 
     Raises: Rejected for shards that a cluster of `count` shards does not have.
@@ -82,7 +82,7 @@ def check_shards(shards: Any, count: int) -> list[int]:
     return [check_integer("shards", shard, 0, count - 1) for shard in shards]
 
 
-def check_decision(decision: Any) -> dict[str, Any]:
+def check_decision(decision: object) -> dict[str, object]:
     """The decision on a staged write. Raises: Rejected without its name and time."""
     if type(decision) is not dict:
         raise wrong_value("decision", decision, "give an object", "{write_id, staged_ms, ...}")
@@ -93,7 +93,7 @@ def check_decision(decision: Any) -> dict[str, Any]:
     return checked
 
 
-def check_batch(batch: Any) -> StreamBatch | None:
+def check_batch(batch: object) -> StreamBatch | None:
     """The name of a query and the number of its batch; None: none is given. Raises: Rejected."""
     if batch is None:
         return None
@@ -103,7 +103,7 @@ def check_batch(batch: Any) -> StreamBatch | None:
     return StreamBatch(check_name("batch", batch[0]), check_integer("batch", batch[1], 0))
 
 
-def check_ranges(ranges: Any) -> list[StagedRange]:
+def check_ranges(ranges: object) -> list[StagedRange]:
     """Ranges of staged rows: lists of producer id, first offset, last offset and rows. Raises: Rejected."""
     advice = "give lists of producer id, first offset, last offset and rows"
     if type(ranges) is not list:
@@ -120,7 +120,7 @@ def check_ranges(ranges: Any) -> list[StagedRange]:
     return found
 
 
-def check_producer_ids(producer_ids: Any) -> list[int]:
+def check_producer_ids(producer_ids: object) -> list[int]:
     """Producer ids. Raises: Rejected unless they are a list of at most `PRODUCER_IDS_MAX`."""
     if type(producer_ids) is not list or len(producer_ids) > PRODUCER_IDS_MAX:
         advice, limit = "give a list of producer ids", f"a list of at most {PRODUCER_IDS_MAX}"
@@ -140,7 +140,7 @@ def check_attributes(attributes: Any) -> dict[str, str] | None:
     return checked
 
 
-def check_offsets(offsets: Any, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:
+def check_offsets(offsets: object, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:
     """queue_id -> offset. JSON has the queue ids as text. Raises: Rejected."""
     if type(offsets) is not dict or not 1 <= len(offsets) <= QUEUES_MAX:
         advice = f"give an offset for each of 1 to {QUEUES_MAX} queues"
@@ -177,13 +177,13 @@ def check_selector(wanted: Any) -> MessageSelector:
 
 
 def fetch_request(
-    topic: Any,
-    offsets: Any,
-    max_bytes: Any,
-    max_records: Any,
-    wait_ms: Any,
-    seen_epoch: Any = None,
-    wanted: Any = None,
+    topic: object,
+    offsets: object,
+    max_bytes: object,
+    max_records: object,
+    wait_ms: object,
+    seen_epoch: object = None,
+    wanted: object = None,
     *,
     wait_limit_ms: int,
 ) -> FetchRequest:

@@ -10,6 +10,7 @@ A new field of a fetch is added here, to `FetchRequest` and to `fetch_request`, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ _ENDS = ("first_offset", "next_offset", "min_offset", "max_offset")
 _OPTIONAL = tuple(FetchRequest._field_defaults)
 
 
-def pack_request(request: FetchRequest) -> dict[str, Any]:
+def pack_request(request: FetchRequest) -> dict[str, object]:
     """A request as JSON takes it."""
     fields = request._asdict()
     fields["offsets"] = {str(queue): offset for queue, offset in request.offsets.items()}
@@ -37,7 +38,7 @@ def pack_request(request: FetchRequest) -> dict[str, Any]:
     return fields
 
 
-def unpack_request(fields: dict[str, Any], *, wait_limit_ms: int) -> FetchRequest:
+def unpack_request(fields: Mapping[str, object], *, wait_limit_ms: int) -> FetchRequest:
     """The inverse of `pack_request`. Other fields are not looked at.
 
     Args: `wait_limit_ms`: longer waits are cut. Raises: Rejected for wrong values; KeyError for a missing field.

@@ -64,7 +64,7 @@ def merge(*tables: OperationTable) -> dict[str, Operation]:
     return merged
 
 
-def call_leader(table: OperationTable, scope: Any, op: str, args: Any) -> dict[str, Any]:
+def call_leader(table: OperationTable, scope: object, op: str, args: object) -> dict[str, object]:
     """Run an operation of the leader. Raises: Rejected for an unknown one; Unavailable when the disk refuses."""
     found = table.get(op)
     if found is None:
@@ -81,7 +81,7 @@ def call_leader(table: OperationTable, scope: Any, op: str, args: Any) -> dict[s
         raise Unavailable(f"{op}: {error}", field="store") from error
 
 
-def check_arguments(op: str, wanted: Mapping[str, Argument], args: Any) -> dict[str, Any]:
+def check_arguments(op: str, wanted: Mapping[str, Argument], args: object) -> dict[str, object]:
     """The checked arguments of an operation. Raises: Rejected for one that is wrong, missing or unknown."""
     if type(args) is not dict:
         raise wrong_value("args", args, f"give the arguments of {op} as an object", "an object")
@@ -120,7 +120,7 @@ def integer(least: int = 0, most: int | None = None) -> ArgumentCheck:
     return lambda field, value: check_integer(field, value, least, most)
 
 
-def flag(field: str, value: Any) -> bool:
+def flag(field: str, value: object) -> bool:
     """True or False. Raises: Rejected."""
     if type(value) is not bool:
         raise wrong_value(field, value, "use true or false", "bool")
@@ -130,7 +130,7 @@ def flag(field: str, value: Any) -> bool:
 def integers(check: ArgumentCheck, *, least: int = 0, most: int) -> ArgumentCheck:
     """A list of so many ints. Args: `check`: of each."""
 
-    def check_all(field: str, value: Any) -> list[int]:
+    def check_all(field: str, value: object) -> list[int]:
         if type(value) is not list or not least <= len(value) <= most:
             advice = f"give a list of {least} to {most} numbers"
             raise wrong_value(field, value, advice, f"{least}..{most}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -73,7 +73,7 @@ class PutTicket:
 class ShardBackend(Protocol):
     """One replica of a shard as its server sees it. Every method may be called by many threads."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """cluster_id, shard, incarnation and the other facts of the operation describe."""
 
     def put(
@@ -115,7 +115,7 @@ class ShardBackend(Protocol):
         Returns: a function that ends this. Args: `notify`: called on any thread, perhaps in vain. It must not block.
         """
 
-    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """Run an administrative operation. actors/protocol lists them."""
 
     def replicate(self, frames: Frames, send: SendFrame) -> None:

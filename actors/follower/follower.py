@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raymq.actors.api.shard_api import PutTicket
@@ -102,7 +102,7 @@ class Follower(ReplicaRole):
             raise not_leading(self._elections)
         return self._reads.fetch(request)
 
-    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """A follower answers only the operations of any replica."""
         raise not_leading(self._elections)
 

@@ -9,7 +9,6 @@ held. One that does not stand there is new, and held nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from raymq.actors.shared.control_block import Leadership
 from raymq.actors.supervise.replica_parts import ReplicaParts
@@ -109,7 +108,7 @@ class DiskLosses:
         generations = {str(replica): elections.generation(replica) for replica in complete}
         return {name: each for name, each in generations.items() if known.get(name) != each}
 
-    def _write(self, service: str, values: Mapping[str, Any]) -> None:
+    def _write(self, service: str, values: Mapping[str, object]) -> None:
         store = self._store
         store.put_inner([], progress=ServiceProgress(service, dict(values)))
         # Not awaited: as long as the others copy the log, no majority confirms anything.

@@ -7,7 +7,7 @@ receives the host as a `ShardBackend`, so that nothing here knows the network.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raymq.actors.api.call_arguments import check_integer, check_known
@@ -379,7 +379,7 @@ class Leader(ReplicaRole):
             return found
         return [part._replace(epoch=epoch) for part in found]
 
-    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """See `ReplicaRole.call`. `operations.scope.LeaderScope` is this leader."""
         self._check_leads()
         return call_leader(OPERATIONS, self, op, args)

@@ -10,7 +10,7 @@ from raymq.store.log.chain import ChainUnit
 from raymq.store.log.mending.fitting import SoundBytes
 
 
-def pack_sound_bytes(found: SoundBytes) -> dict[str, Any]:
+def pack_sound_bytes(found: SoundBytes) -> dict[str, object]:
     """The result of the operation."""
     return {
         "start": found.start,

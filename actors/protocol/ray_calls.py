@@ -121,7 +121,7 @@ def unpack_acks(answer: bytes) -> list[dict[str, Any]]:
     return acks
 
 
-def _ack(number: Any, result: PutOutcome | RayMQError) -> dict[str, Any]:
+def _ack(number: object, result: PutOutcome | RayMQError) -> dict[str, object]:
     if isinstance(result, RayMQError):
         return {"id": number, "error": to_wire(result)}
     return {"id": number, **result._asdict()}

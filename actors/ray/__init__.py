@@ -1,5 +1,6 @@
 """The Ray actor classes: a replica, its servers and its satellites in Ray's processes.
 
+actor_spec         what the constructor of each actor gets
 actor_classes      the Ray actors, thin wrappers
 process_setup      settings of an actor's process
 damaged_store      moves a damaged store aside, so that its replica begins again

@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from raymq.actors.shared.time_slice import shorten_time_slice
 from raymq.replication.incarnation import GENERATION_SHIFT, make_incarnation
@@ -46,6 +46,7 @@ from raymq.store.base.errors import Corrupt, NotServing, RayMQError, StoreDamage
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 
+from .actor_spec import ActorSpec, Credentials, ReadyRow
 from .damaged_store import begin_again
 from .peer_calls import EndpointQuestions, NotedCalls
 from .process_setup import keep_freed_memory, keep_pandas_out
@@ -65,6 +66,7 @@ from .replica_files import (
 )
 
 if TYPE_CHECKING:
+    from raymq.actors.satellites.service import Service
     from raymq.actors.server.flight.flight_server import Server
     from raymq.actors.server.ray.ray_methods import RayMethods
     from raymq.actors.supervise.replica_host import ReplicaHost
@@ -88,7 +90,7 @@ EXIT_LOOP_DIED = 70
 PEER_TIMEOUT_S = 2.0
 
 
-def start_thread(target: Callable[..., None], *args: Any) -> None:
+def start_thread(target: Callable[..., None], *args: object) -> None:
     """Begin an actor's work in a thread, so that its constructor returns.
 
     The thread and all that it starts have short time slices, where the kernel has them.
@@ -115,7 +117,7 @@ def _load(path: str) -> Any:
 class CommitLogActor:
     """Hosts one replica's CommitLog role."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: ActorSpec) -> None:
         self._spec = spec
         #: these three are None while starting
         self._host: ReplicaHost | None = None
@@ -290,7 +292,7 @@ class CommitLogActor:
             end_process=lambda reason: _exit_soon(root, reason),
         )
 
-    def _connect_peer(self, replica: int) -> Any:
+    def _connect_peer(self, replica: int) -> NotedCalls:
         """Connect to another replica, for elections and for damaged bytes. Raises: Unavailable."""
         spec = self._spec
         found = self._addresses.find(replica) or self._questions.ask(replica, PEER_TIMEOUT_S)
@@ -328,13 +330,8 @@ class CommitLogActor:
             collector = Collector(host.metrics, ray_instrument, tags=tags)
             collector.run(self._closing)
 
-    def ready(self) -> dict[str, Any]:
-        """{state: STARTING | RUNNING | READ_ONLY, endpoint, error, mode: leader | follower, epoch, pid, missing_roles}.
-
-        `missing_roles`: the roles of satellites of which none works yet. While it serves, also `is_complete` and
-        `confirmed`. While it starts, also whether its store `is_damaged`, and whether it `may_begin_again`, because the
-        others have what its damaged store lacks.
-        """
+    def ready(self) -> ReadyRow:
+        """What this replica says of itself while a cluster is started or changed."""
         host = self._host
         if host is None:
             return {
@@ -397,13 +394,18 @@ class CommitLogActor:
         """See `RayMethods.call`."""
         return _serving(self).call(*args)
 
-    def credentials(self) -> dict[str, Any]:
+    def credentials(self) -> Credentials:
         """Token, addresses and cluster id for a client. Programs inside of Ray are trusted."""
-        facts = _facts(self._spec, "cluster_id", "shards", "replicas", "token", "ca", "placement")
-        if self._host is not None:
+        spec = self._spec
+        return {
+            "cluster_id": spec["cluster_id"],
             # Shards may have been added since.
-            facts["shards"] = self._host.identity()["shards"]
-        return facts
+            "shards": spec["shards"] if self._host is None else self._host.identity()["shards"],
+            "replicas": spec["replicas"],
+            "token": spec["token"],
+            "ca": spec["ca"],
+            "placement": spec["placement"],
+        }
 
     def set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:
         """Set the endpoints of all leaders, and of all replicas, so that each replica can route a client to others."""
@@ -437,7 +439,7 @@ class SatelliteActor:
     No other process calls it. CommitLog reaches it by the control block, and `stop` kills it after its CommitLog.
     """
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: ActorSpec) -> None:
         """Make and run the service in a thread: an exception in an actor's constructor would end it for good."""
         self._spec = spec
         start_thread(_run_or_exit, self._make_for_store)
@@ -451,14 +453,14 @@ class SatelliteActor:
         """
         threading.Event().wait()
 
-    def _make_for_store(self) -> Any:
+    def _make_for_store(self) -> Service:
         """The service, once CommitLog has moved the directory of a replaced replica aside."""
         root = Path(self._spec["data_dir"])
         while generation_of(root) < self._spec["generation"]:
             time.sleep(RETRY_S)
         return self._make()
 
-    def _make(self) -> Any:
+    def _make(self) -> Service:
         """The service of this role."""
         raise NotImplementedError
 
@@ -466,7 +468,7 @@ class SatelliteActor:
 class FlushActor(SatelliteActor):
     """Hosts GroupCommit or FlushRealTime. Imports neither pyarrow nor Flight."""
 
-    def _make(self) -> Any:
+    def _make(self) -> Service:
         from raymq.actors.satellites.flush_service import FlushService
 
         spec = self._spec
@@ -476,7 +478,7 @@ class FlushActor(SatelliteActor):
 class CommitActor(SatelliteActor):
     """Hosts CommitRealTime. Imports neither pyarrow nor Flight."""
 
-    def _make(self) -> Any:
+    def _make(self) -> Service:
         from raymq.actors.satellites.commit_service import CommitService
         from raymq.store.config.promise import awaits_commit
 
@@ -488,12 +490,12 @@ class CommitActor(SatelliteActor):
 class ReplicationActor(SatelliteActor):
     """Hosts the Replication role of a leader whose shard has followers."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: ActorSpec) -> None:
         self._addresses = _addresses(spec)
         self._questions = _questions(spec, self._addresses)
         super().__init__(spec)
 
-    def _make(self) -> Any:
+    def _make(self) -> Service:
         from raymq.actors.satellites.replicator import Replicator
 
         keep_freed_memory()
@@ -525,13 +527,13 @@ class ReplicationActor(SatelliteActor):
         return known
 
 
-def _addresses(spec: dict[str, Any]) -> PeerAddresses:
+def _addresses(spec: ActorSpec) -> PeerAddresses:
     """Where the other replicas listen, as this one knows it."""
     directories = {replica: Path(data_dir) for replica, (data_dir, _) in spec["peers"].items()}
     return PeerAddresses(Path(spec["data_dir"]), directories, over_nodes=spec["node"] is not None)
 
 
-def _questions(spec: dict[str, Any], addresses: PeerAddresses) -> EndpointQuestions:
+def _questions(spec: ActorSpec, addresses: PeerAddresses) -> EndpointQuestions:
     """Questions to Ray, whose answers are kept as the replicas' own word."""
     return EndpointQuestions(
         lambda replica: _ask_ray(spec, replica),
@@ -539,7 +541,7 @@ def _questions(spec: dict[str, Any], addresses: PeerAddresses) -> EndpointQuesti
     )
 
 
-def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
+def _ask_ray(spec: ActorSpec, replica: int) -> str | None:
     """The endpoint of a replica on another node; None: its actor does not answer.
 
     On one machine the endpoint files are enough.
@@ -558,18 +560,19 @@ def _ask_ray(spec: dict[str, Any], replica: int) -> str | None:
     return endpoint
 
 
-def _transport(spec: dict[str, Any]) -> ReplicaTransport:
+def _transport(spec: ActorSpec) -> ReplicaTransport:
     """How this replica reaches the others of its shard. It imports Flight."""
     from .replica_transport import ReplicaTransport
 
     return ReplicaTransport(spec["token"], cluster_id=spec["cluster_id"], shard=spec["shard"])
 
 
-def _facts(spec: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: spec[name] for name in names}
+def _facts(spec: ActorSpec, *names: str) -> dict[str, object]:
+    values = cast(dict[str, object], spec)
+    return {name: values[name] for name in names}
 
 
-def _config(spec: dict[str, Any]) -> StoreConfig:
+def _config(spec: ActorSpec) -> StoreConfig:
     """The store's options as an actor was given them."""
     return StoreConfig(flush=spec["flush"], **spec["options"])
 
@@ -588,7 +591,7 @@ def _exit_soon(root: Path, reason: str) -> None:
         os._exit(EXIT_GAVE_UP)
 
 
-def _run_or_exit(make: Callable[[], Any]) -> None:
+def _run_or_exit(make: Callable[[], Service]) -> None:
     """Run services. If one cannot be made, or its loop dies, the process exits and Ray starts a new one."""
     from raymq.actors.satellites.service import serve_grants
 

@@ -10,7 +10,7 @@ import ipaddress
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def read_json(root: Path, name: str) -> Any:
         return None
 
 
-def write_json(root: Path, name: str, value: dict[str, Any]) -> None:
+def write_json(root: Path, name: str, value: Mapping[str, object]) -> None:
     """Replace the value. Durable: the file. Raises: OSError."""
     Files().write_file_atomic(root / "raymq" / name, json.dumps(value).encode())
 

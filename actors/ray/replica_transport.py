@@ -17,7 +17,7 @@ class ReplicaStream(FlightStream):
 
     schema = flight_messages.FRAME_SCHEMA
 
-    def send(self, header: bytes, body: Any = None) -> None:
+    def send(self, header: bytes, body: object = None) -> None:
         """Send one frame. `body` is any buffer of log bytes. Raises: Unavailable."""
         self._write(*flight_messages.pack_frame(header, body))
 

@@ -25,7 +25,7 @@ ConnectionEvent = Connected | Disconnected | FrameReceived
 class ReplicationStream(Protocol):
     """One connection. One thread at a time sends, another receives and closes, any aborts."""
 
-    def send(self, header: bytes, body: Any) -> None:
+    def send(self, header: bytes, body: object) -> None:
         """Send a frame. `body` is a buffer or None. May block. Raises: any error, once the connection is lost."""
 
     def receive(self) -> tuple[bytes, Any]:
@@ -61,7 +61,7 @@ class _Connection:
             target=self._run_receiver, name="raymq-replica-receive", daemon=True
         )
 
-    def send(self, frame: bytes, body: Any, *, cannot_block: bool) -> None:
+    def send(self, frame: bytes, body: object, *, cannot_block: bool) -> None:
         with self._condition:
             if self._closed:
                 return
@@ -207,7 +207,7 @@ class FollowerConnection:
         if connection is not None:
             connection.close(last)
 
-    def send(self, frame: bytes, body: Any, *, cannot_block: bool = False) -> None:
+    def send(self, frame: bytes, body: object, *, cannot_block: bool = False) -> None:
         """Send a frame soon. Frames wait in the connection's queue, which the caller's window bounds.
 
         Args: `cannot_block`: the follower has read so much that the transport takes this frame at once.

@@ -102,7 +102,7 @@ class FailureFile:
         found = self._read().get("damaged_at")
         return found if isinstance(found, int) else None
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, object]:
         """What was written last; nothing when it is out of date."""
         try:
             found: dict[str, Any] = json.loads(self._files.read_file(self._path))

@@ -55,7 +55,7 @@ class ClusterAddresses:
         """See `PeerAddressBook.note`."""
         self._book.note(replica, endpoint, is_own=is_own)
 
-    def routes(self, leader: int | None) -> dict[str, Any]:
+    def routes(self, leader: int | None) -> dict[str, object]:
         """Shard -> endpoint of its leader. Args: `leader`: that of this shard, as elections know it."""
         endpoint = self.find(leader)
         return {**self._routes} if endpoint is None else {**self._routes, self._shard: endpoint}

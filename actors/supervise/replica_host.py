@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -404,7 +404,7 @@ class ReplicaHost:
         """See `ShardBackend.hold`."""
         return self.dispatcher.hold(topic, queues, notify)
 
-    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """See `ShardBackend.call`."""
         return call_replica(self._scope, op, args)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from raymq.actors.api.call_arguments import check_integer, check_known, check_name, wrong_value
@@ -31,7 +32,7 @@ class ReplicaScope(NamedTuple):
     addresses: ClusterAddresses
 
 
-def call_replica(scope: ReplicaScope, op: str, args: dict[str, Any]) -> dict[str, Any]:
+def call_replica(scope: ReplicaScope, op: str, args: Mapping[str, object]) -> dict[str, object]:
     """See `ShardBackend.call`. Operations of any replica are answered here, the others by its role."""
     parts = scope.parts
     if op in _OF_ALL_SHARDS and parts.identity.is_joining():
@@ -57,28 +58,30 @@ def status(replica: ReplicaScope) -> dict[str, Any]:
     return replica.report.as_json()
 
 
-def leader(replica: ReplicaScope) -> dict[str, Any]:
+def leader(replica: ReplicaScope) -> dict[str, object]:
     """See `ElectionLoop.leader_hint`."""
     return {**replica.parts.election_loop.leader_hint()}
 
 
-def routes(replica: ReplicaScope) -> dict[str, Any]:
+def routes(replica: ReplicaScope) -> dict[str, object]:
     """See `ClusterAddresses.routes`."""
     return replica.addresses.routes(replica.parts.election_loop.leader_id)
 
 
-def replicas(replica: ReplicaScope) -> dict[str, Any]:
+def replicas(replica: ReplicaScope) -> dict[str, object]:
     """See `ClusterAddresses.replicas`."""
     return replica.addresses.replicas()
 
 
-def topics(replica: ReplicaScope) -> dict[str, Any]:
+def topics(replica: ReplicaScope) -> dict[str, object]:
     """The topics that readers see."""
     found = replica.parts.store.state.confirmed_topics(replica.roles.role.visible_end)
     return {topic.name: topic.shown() for topic in found}
 
 
-def check_record(replica: ReplicaScope, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
+def check_record(
+    replica: ReplicaScope, topic: str, queue_id: int, offset: int
+) -> dict[str, object]:
     """Whether the message at an offset is whole here, or is mended now. Raises: Corrupt naming file and place."""
     store = replica.parts.store
     info = store.state.topics[check_known(topic, store.state.topics)]
@@ -90,14 +93,14 @@ def check_record(replica: ReplicaScope, topic: str, queue_id: int, offset: int) 
 # --- between replicas -----------------------------------------------------------------------------
 
 
-def replica_id(replica: ReplicaScope) -> dict[str, Any]:
+def replica_id(replica: ReplicaScope) -> dict[str, object]:
     """Which replica this is: the answer proves that it can be called."""
     return {"replica": replica.parts.options.replica_id}
 
 
 def elect(
     scope: ReplicaScope, frame: bytes, replica: int, endpoints: dict[int, str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Take a message of another replica's elections.
 
     Args: `replica`: the sender. `endpoints`: replica -> where it listens, as the sender knows.
@@ -109,12 +112,12 @@ def elect(
     return {"frames": [each.hex() for each in answers]}
 
 
-def log_units(replica: ReplicaScope, start: int, stop: int) -> dict[str, Any]:
+def log_units(replica: ReplicaScope, start: int, stop: int) -> dict[str, object]:
     """Log bytes for another replica whose own are damaged. Raises: Corrupt, if these are damaged, too."""
     return pack_sound_bytes(read_sound_bytes(replica.parts.log, start, stop))
 
 
-def log_match(replica: ReplicaScope, candidates: list[tuple[int, int]]) -> dict[str, Any]:
+def log_match(replica: ReplicaScope, candidates: list[tuple[int, int]]) -> dict[str, object]:
     """Up to where the log of another replica, with these (unit end, chain value), equals this one."""
     return {
         "candidate": find_match(replica.parts.log, candidates),
@@ -125,7 +128,7 @@ def log_match(replica: ReplicaScope, candidates: list[tuple[int, int]]) -> dict[
 # --- arguments ------------------------------------------------------------------------------------
 
 
-def _frame(field: str, value: Any) -> bytes:
+def _frame(field: str, value: object) -> bytes:
     """A message of elections, which JSON has as hexadecimal text. Raises: Rejected."""
     try:
         return bytes.fromhex(check_name(field, value))
@@ -133,7 +136,7 @@ def _frame(field: str, value: Any) -> bytes:
         raise wrong_value(field, value, "give bytes as hexadecimal text", "hexadecimal") from None
 
 
-def _endpoints(field: str, value: Any) -> dict[int, str]:
+def _endpoints(field: str, value: object) -> dict[int, str]:
     """replica -> endpoint. JSON has the replicas as text. Raises: Rejected."""
     advice, limit = "give replicas with their endpoints", "{replica: endpoint}"
     if type(value) is not dict:
@@ -147,7 +150,7 @@ def _endpoints(field: str, value: Any) -> dict[int, str]:
     return found
 
 
-def _candidates(field: str, value: Any) -> list[tuple[int, int]]:
+def _candidates(field: str, value: object) -> list[tuple[int, int]]:
     """Places in a log: lists of a unit's end, and the chain value after it. Raises: Rejected."""
     if type(value) is not list or not 0 < len(value) <= PROBE_LIMIT:
         raise wrong_value(field, value, f"give a list of 1 to {PROBE_LIMIT} places", PROBE_LIMIT)

@@ -89,7 +89,7 @@ class ReplicaOptions:
             roles=self.roles,
         )
 
-    def store_identity(self) -> dict[str, Any]:
+    def store_identity(self) -> dict[str, object]:
         """Whose store it is: another replica must not open it."""
         return {
             "cluster_id": self.identity["cluster_id"],

@@ -58,7 +58,7 @@ class ReplicaStatus:
             )
         return found
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Ends and satellites, for status displays."""
         parts, log, recovered = self._parts, self._parts.log, self._parts.log.recovered
         recovery: LastRecovery | None = None

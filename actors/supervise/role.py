@@ -54,7 +54,7 @@ class ReplicaRole(ABC):
         """Read queues."""
 
     @abstractmethod
-    def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """Run an administrative operation."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -338,7 +338,7 @@ def _all_made(columns: list[list[Any]], schema: pa.Schema) -> list[pa.Array]:
     return made
 
 
-def _made(values: list[Any], field: pa.Field) -> pa.Array:
+def _made(values: Sequence[object], field: pa.Field) -> pa.Array:
     try:
         return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -386,13 +386,13 @@ def reader_of(kind: pa.DataType) -> Reader:
     return lambda value: _of(value, str, kind)
 
 
-def _of(value: Any, python: type, kind: pa.DataType) -> Any:
+def _of(value: object, python: type, kind: pa.DataType) -> Any:
     if type(value) is not python:
         raise ValueError(f"{value!r} is not {kind}")
     return value
 
 
-def _integer(value: Any, kind: pa.DataType) -> int:
+def _integer(value: object, kind: pa.DataType) -> int:
     found: int = 0 if value is _MINUS_ZERO else _of(value, int, kind)
     return found
 
@@ -424,7 +424,7 @@ def _decimal(value: Any, kind: pa.DataType) -> Decimal:
     return found if number else Decimal(0)
 
 
-def _time(value: Any, kind: pa.DataType) -> datetime:
+def _time(value: object, kind: pa.DataType) -> datetime:
     found = _TIME.fullmatch(_of(value, str, kind))
     if found is None:
         raise ValueError(f"{value!r} is not {kind}")

@@ -37,7 +37,7 @@ class _DecodedField:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, message: Any, owner: type | None = None) -> Any:
+    def __get__(self, message: object, owner: type | None = None) -> Any:
         if message is None:
             # `dataclass` asks for the default of the field.
             if self._default:
@@ -48,7 +48,7 @@ class _DecodedField:
         return values[self._name]
 
 
-def _decoded(decode: Callable[[dict[str, Any]], object], *default: Any) -> Any:
+def _decoded(decode: Callable[[dict[str, Any]], object], *default: object) -> Any:
     return _DecodedField(decode, *default)
 
 
@@ -139,7 +139,7 @@ class ReceivedMessage(Message):
         """As of a `Message`; None for a null value."""
         return None if self.is_null else super().value
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """All fields: a pickled message needs no record."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 

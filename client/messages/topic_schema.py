@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -57,7 +57,7 @@ def to_json(schema: pa.Schema) -> str:
     return json.dumps([_column(field, schema) for field in schema], separators=(",", ":"))
 
 
-def more_columns(columns: list[dict[str, Any]], field: pa.Field) -> str:
+def more_columns(columns: Sequence[Mapping[str, object]], field: pa.Field) -> str:
     """The attribute of a topic with one more column, or as it is, if it has that column.
 
     Args: `columns`: as an answer of `Cluster.topics` has them.
@@ -89,7 +89,7 @@ def from_json(text: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _column(field: pa.Field, schema: pa.Schema) -> dict[str, Any]:
+def _column(field: pa.Field, schema: pa.Schema) -> dict[str, object]:
     name = field.name
     same = [each.name for each in schema if each.name.lower() == name.lower()]
     if not name or len(same) > 1:
@@ -121,7 +121,7 @@ def _type_json(place: str, kind: pa.DataType, depth: int) -> Any:
     raise Rejected(message, field=place, limit=_ALLOWED, found=str(kind))
 
 
-def _child(place: str, field: pa.Field, depth: int) -> dict[str, Any]:
+def _child(place: str, field: pa.Field, depth: int) -> dict[str, object]:
     place = f"{place}.{field.name}"
     if not field.nullable:
         message = f"{place} is not nullable; only whole columns may be so, make it nullable"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ class TopicValues(NamedTuple):
     allow_null: bool = False
 
     @classmethod
-    def of(cls, topic: str, facts: Mapping[str, Any]) -> TopicValues:
+    def of(cls, topic: str, facts: Mapping[str, object]) -> TopicValues:
         """Of an answer of `Cluster.topics`."""
         columns = facts.get("schema")
         schema = None if columns is None else from_json(json.dumps(columns))

@@ -196,7 +196,7 @@ class AsyncProducer(OpenClient):
     def send(
         self,
         topic: str | Message,
-        body: Any = None,
+        body: object = None,
         *,
         key: bytes | None = None,
         tag: str | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
 
 from raymq.client.messages.codecs import CONTENT_TYPE, codec
 from raymq.client.messages.delivery_times import EARLIEST_MS
@@ -65,7 +64,7 @@ class MessageEncoder:
     def encode(
         self,
         topic: str | Message,
-        body: Any = None,
+        body: object = None,
         key: bytes | None = None,
         tag: str | None = None,
         index_keys: tuple[str, ...] = (),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -133,7 +134,7 @@ class OpenBatch:
         return pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
 
 
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _column(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """A column that is often the same in all rows, which is faster to build."""
     first, rows = values[0], len(values)
     if first != values[-1] or values.count(first) != rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any
 
 import pyarrow as pa
 from typing_extensions import Unpack
@@ -109,7 +108,7 @@ class Producer(OpenClient):
     def send(
         self,
         topic: str | Message,
-        body: Any = None,
+        body: object = None,
         *,
         key: bytes | None = None,
         tag: str | None = None,

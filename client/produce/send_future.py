@@ -297,7 +297,7 @@ class TaskSteps(Generic[Result]):
         """One step of the task."""
         return self._step("send", value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: object) -> Any:
         """Like a coroutine's: cancels the wait, not the message."""
         return self._step("throw", *error)
 
@@ -307,7 +307,7 @@ class TaskSteps(Generic[Result]):
         while steps:
             steps.popitem()[1].close()
 
-    def _step(self, method: str, *args: Any) -> Any:
+    def _step(self, method: str, *args: object) -> Any:
         """Let the running task go on. Once its wait has ended, another task begins anew."""
         steps, task = self._steps_of_tasks(), asyncio.current_task()
         generator = steps.get(task)

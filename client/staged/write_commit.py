@@ -50,7 +50,7 @@ class StagedRows(NamedTuple):
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """These rows as a JSON value."""
         return {
             "fingerprint": self.fingerprint,
@@ -94,7 +94,7 @@ class WriteDecision(NamedTuple):
     #: of a stream, the name of the query and the number of the batch; None: the write has producers of its own
     batch: tuple[str, int] | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The JSON value that a shard keeps."""
         topic = {} if self.topic is None else {"topic": self.topic}
         batch = {} if self.batch is None else {"batch": list(self.batch)}

@@ -8,7 +8,7 @@ after that shard has begun to say the new number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raymq.client.arguments import plain_int
@@ -53,7 +53,7 @@ def create_topic(
 
 
 def create_everywhere(
-    cluster: ClusterHandle, arguments: dict[str, Any], *, on_all: bool = False
+    cluster: ClusterHandle, arguments: Mapping[str, object], *, on_all: bool = False
 ) -> bool:
     """Create a topic, which all shards then know.
 
@@ -81,7 +81,7 @@ def create_everywhere(
 
 
 def repeat_call(
-    cluster: ClusterHandle, shard: int, op: str, arguments: dict[str, Any]
+    cluster: ClusterHandle, shard: int, op: str, arguments: Mapping[str, object]
 ) -> tuple[dict[str, Any], bool]:
     """`repeat_unknown` of an operation of one shard."""
     return repeat_unknown(lambda: cluster.call(shard, op, arguments), Clock())

@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -142,7 +143,7 @@ class ShardConnection:
         return forks.count != self._forks
 
     def call(
-        self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
+        self, op: str, args: Mapping[str, object] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Run an administrative operation. `timeout` is in seconds.
 

@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import Any
 
@@ -84,7 +84,7 @@ class RayShardConnection:
             raise translate(error, name) from error
 
     def call(
-        self, op: str, args: dict[str, Any] | None = None, timeout: float = CALL_TIMEOUT_S
+        self, op: str, args: Mapping[str, object] | None = None, timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Run an administrative operation. `timeout` is in seconds. Raises: like `ShardConnection.call`."""
         try:
@@ -99,7 +99,7 @@ class RayShardConnection:
             raise translate(error, self.endpoint) from error
         return result
 
-    def begin(self, op: str, args: dict[str, Any]) -> Future[dict[str, Any]]:
+    def begin(self, op: str, args: Mapping[str, object]) -> Future[dict[str, Any]]:
         """Begin an administrative operation and return its future, which raises like `call`. Raises: Unavailable."""
         answer: Future[dict[str, Any]] = Future()
 

@@ -534,7 +534,7 @@ class Routes:
     # --- calls ------------------------------------------------------------------------------------
 
     def call(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float = CALL_TIMEOUT_S
+        self, shard: int, op: str, args: Mapping[str, object], timeout_s: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Call an operation that may be repeated, and try again once after a new lookup.
 
@@ -550,8 +550,8 @@ class Routes:
             return self.call_once(shard, op, args, timeout_s)
 
     def _call_leader(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
+        self, shard: int, op: str, args: Mapping[str, object], timeout_s: float
+    ) -> dict[str, object]:
         """Call an operation at the leader of a shard, whichever replica that is by then."""
         deadline_s = self._clock.monotonic() + timeout_s
         pauses = search_pauses()
@@ -585,8 +585,8 @@ class Routes:
             return answer
 
     def _call_at(
-        self, shard: int, tried: LeaderRoute, op: str, args: dict[str, Any], deadline_s: float
-    ) -> dict[str, Any]:
+        self, shard: int, tried: LeaderRoute, op: str, args: Mapping[str, object], deadline_s: float
+    ) -> dict[str, object]:
         """One try, which is given up when another replica leads meanwhile: its answer may never come.
 
         Raises: the shard's error; Unavailable; DeliveryUnknown when the time is up.
@@ -609,7 +609,7 @@ class Routes:
                 why = f"shard {shard}: {tried.endpoint} does not answer, and another replica leads"
                 raise Unavailable(why, shard=shard)
 
-    def first(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def first(self, op: str, args: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
         """The answer of the first shard that answers.
 
         If leaders may change, they are looked for until one answers. Only for operations that are answered at once.
@@ -641,7 +641,9 @@ class Routes:
             self.learn_replicas()
             return answer
 
-    def first_replica(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def first_replica(
+        self, op: str, args: Mapping[str, object], timeout_s: float
+    ) -> dict[str, Any]:
         """The answer of the first replica of any shard that answers, whether one leads or not.
 
         Raises: as `first`.
@@ -659,7 +661,7 @@ class Routes:
         return first(answers)
 
     def ask(
-        self, shards: Iterable[int], op: str, args: dict[str, Any], timeout_s: float
+        self, shards: Iterable[int], op: str, args: Mapping[str, object], timeout_s: float
     ) -> Iterator[tuple[int, dict[str, Any] | RayMQError]]:
         """Call an operation of all these shards at the same time. Yields: (shard, answer or error), like `ask.ask`."""
 
@@ -673,7 +675,7 @@ class Routes:
         return ask(shards, begin, timeout_s=timeout_s)
 
     def begin(
-        self, shard: int, endpoint: str, op: str, args: dict[str, Any], timeout_s: float
+        self, shard: int, endpoint: str, op: str, args: Mapping[str, object], timeout_s: float
     ) -> Future[dict[str, Any]]:
         """Begin a call of one replica. Raises: Unavailable when its actor is gone."""
         if self.transport == "ray":
@@ -687,8 +689,8 @@ class Routes:
         return in_thread(call, f"raymq-ask-{shard}")
 
     def call_once(
-        self, shard: int, op: str, args: dict[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
+        self, shard: int, op: str, args: Mapping[str, object], timeout_s: float
+    ) -> dict[str, object]:
         """One try, over a connection of its own: a thread that no caller waits for any more leaves none open."""
         with closing(self.connect(shard)) as connection:
             return connection.call(op, args, timeout=timeout_s)

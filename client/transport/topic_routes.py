@@ -6,7 +6,7 @@ import logging
 import math
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from raymq.client.arguments import check_number
@@ -76,11 +76,11 @@ class ShardRoutes(Protocol):
     def known_shards(self) -> list[int]:
         """The shards with an endpoint."""
 
-    def first(self, op: str, args: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def first(self, op: str, args: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
         """The first answer of a shard."""
 
     def ask(
-        self, shards: Iterable[int], op: str, args: dict[str, Any], timeout_s: float
+        self, shards: Iterable[int], op: str, args: Mapping[str, object], timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
         """The answers of shards."""
 

@@ -122,7 +122,7 @@ def _ends(cluster: Cluster, topic: str) -> QueueOffsets:
     return {queue["queue_id"]: queue["max_offset"] for queue in queues}
 
 
-def as_dict(result: DatasetResult, clock: Clock | None = None) -> dict[str, Any]:
+def as_dict(result: DatasetResult, clock: Clock | None = None) -> dict[str, object]:
     """All figures, as JSON takes them."""
     plan, found = result.plan, result.found
     return {

@@ -99,7 +99,7 @@ class Histogram:
         percents = [*(100.0 * (1.0 - 10.0**-nines)).tolist(), 100.0]
         return list(zip(percents, self.percentiles(tuple(percents)), strict=True))
 
-    def summary_ms(self) -> dict[str, Any]:
+    def summary_ms(self) -> dict[str, object]:
         """Count, mean and percentiles of microseconds, in milliseconds."""
         return {
             "count": self.count,

@@ -11,7 +11,7 @@ from .machine import machine, versions
 from .run import Outcome
 
 
-def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, Any]:
+def as_dict(outcome: Outcome, clock: Clock | None = None) -> dict[str, object]:
     """Everything that was requested, found and verified, as JSON takes it."""
     plan, round_ = outcome.plan, outcome.round
     options = asdict(plan)

@@ -72,7 +72,7 @@ class Round:
     #: the faults found when the log was read back
     verdict: Verdict = field(default_factory=Verdict)
 
-    def take(self, item: Any) -> None:
+    def take(self, item: object) -> None:
         """Add one item that a worker reported."""
         if isinstance(item, Snapshot):
             self.series.setdefault(item.channel, Series(self.plan)).add(item)
@@ -423,7 +423,7 @@ class Bench:
         return best
 
 
-def judge(found: Round, limit_ms: float) -> dict[str, Any]:
+def judge(found: Round, limit_ms: float) -> dict[str, object]:
     """Whether a round's rate was kept up with a p99 below the limit, and its figures."""
     series = found.series[found.channel()]
     rate = found.plan.rate or 0.0

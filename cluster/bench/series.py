@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .histogram import Histogram
 from .job import Snapshot, Tick
 from .plan import BenchPlan
@@ -68,7 +66,7 @@ class Series:
                 whole.merge(point.latency)
         return whole
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Everything, as plain data."""
         latency = self.latency
         return {
@@ -84,7 +82,7 @@ class Series:
             "ticks": [self._tick(tick) for tick in sorted(self.points)],
         }
 
-    def _tick(self, tick: int) -> dict[str, Any]:
+    def _tick(self, tick: int) -> dict[str, object]:
         point, width = self.points[tick], self.width_s(tick)
         p50, p99, top = point.latency.percentiles((50.0, 99.0, 100.0))
         return {

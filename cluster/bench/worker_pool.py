@@ -76,7 +76,7 @@ class LocalWorkers:
         """Set the ends of live readers. Args: `ends`: queue index -> offset."""
         self._send(ends)
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: object) -> None:
         for pipe in self._pipes:
             # A worker that ended just now is reported by `events`.
             with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ class RayControl:
         return found
 
 
-def ray_task(job: Job, cluster: Cluster, gate: Any) -> Iterator[Any]:
+def ray_task(job: Job, cluster: Cluster, gate: object) -> Iterator[Any]:
     """The body of a Ray task."""
     import ray
 

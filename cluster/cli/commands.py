@@ -6,7 +6,7 @@ import argparse
 import importlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def topic_create(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
-def _topic_options(options: argparse.Namespace) -> dict[str, Any]:
+def _topic_options(options: argparse.Namespace) -> dict[str, object]:
     """What `raymq topic create` gives to `Cluster.create_topic`, besides name and queues. Raises: Rejected."""
     found: dict[str, Any] = {"compacted": True} if options.compacted else {}
     if options.columns:
@@ -125,7 +125,7 @@ def topic_add_column(options: argparse.Namespace, console: Console) -> int:
 
 
 def _queues_added(
-    options: argparse.Namespace, cluster: Any, added: bool
+    options: argparse.Namespace, cluster: object, added: bool
 ) -> tuple[dict[str, Any], list[str]]:
     facts = {"topic": options.topic, "queues": options.queues, "added": added}
     outcome = f"has {options.queues} queues" + ("" if added else " already")
@@ -136,7 +136,7 @@ ADD_QUEUES = ClusterOperation("add_queues", "topic queues", "break_key_order", _
 
 
 def _described(
-    options: argparse.Namespace, cluster: Any, facts: dict[str, Any]
+    options: argparse.Namespace, cluster: object, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     lines = [f"{facts['topic']}: {facts['messages']} messages", *_topic_facts(facts)]
     lines += [
@@ -149,7 +149,7 @@ def _described(
 TOPIC_DESCRIBE = ClusterOperation("describe_topic", "topic", "", _described)
 
 
-def _topic_facts(facts: dict[str, Any]) -> Iterator[str]:
+def _topic_facts(facts: Mapping[str, object]) -> Iterator[str]:
     """A line for each option of a topic that is not the default, and for each column of its schema."""
     if facts.get("compacted"):
         yield "  compacted"
@@ -258,7 +258,7 @@ def bench_datasets(options: argparse.Namespace, console: Console) -> int:
 
 
 def _show(
-    options: argparse.Namespace, console: Console, report: dict[str, Any], lines: list[str]
+    options: argparse.Namespace, console: Console, report: Mapping[str, object], lines: list[str]
 ) -> None:
     """Show a report as `--json` asks: as JSON alone, or as text, beside a file of JSON."""
     if options.json == "-":

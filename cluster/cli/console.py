@@ -71,11 +71,11 @@ class Console:
         """One line of result."""
         self.stdout.write((text.encode() if isinstance(text, str) else text) + b"\n")
 
-    def json(self, value: Any) -> None:
+    def json(self, value: object) -> None:
         """One JSON value of result, on one line."""
         self.line(json.dumps(value, default=str))
 
-    def result(self, options: argparse.Namespace, value: Any, *lines: str) -> None:
+    def result(self, options: argparse.Namespace, value: object, *lines: str) -> None:
         """The result of a command: `value` with --json, else `lines`."""
         if options.json:
             self.json(value)

@@ -382,7 +382,7 @@ def _option(row: str) -> tuple[list[str], dict[str, Any]]:
     return [*names, last], {**given, **_value(value, more, text)}
 
 
-def _value(value: str, more: list[str], text: str) -> dict[str, Any]:
+def _value(value: str, more: list[str], text: str) -> dict[str, object]:
     """What the braces say of a value, as arguments of `add_argument`."""
     given: dict[str, Any] = {"type": _count(1)} if value == "N" else {}
     for each in more:

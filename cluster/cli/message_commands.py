@@ -41,7 +41,7 @@ def produce(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
-def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str, Any]:
+def _message(line: bytes, number: int, options: argparse.Namespace) -> dict[str, object]:
     """The fields of one input line. Raises: Rejected naming the line."""
     if options.key_separator is None:
         return {"body": line}

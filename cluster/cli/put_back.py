@@ -26,19 +26,19 @@ _NEW = ("offset", "store_time_ms", "born_time_ms")
 _FIELDS = ("topic", "queue_id", "key", "key_base64", "index_keys", *_SENT, *_NEW)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_texts(value: Any) -> bool:
+def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-def _is_named_texts(value: Any) -> bool:
+def _is_named_texts(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_text, value.values()))
 
 
@@ -100,7 +100,7 @@ def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, s
     return PutBack(topic, queue_id, {**_present(fields), "body": None if is_null else body})
 
 
-def _check_types(given: dict[str, Any]) -> None:
+def _check_types(given: Mapping[str, object]) -> None:
     """Raises: TypeError for a field that is something else than it must be."""
     for name, value in given.items():
         fits, wanted = _CHECKS.get(name, (None, ""))
@@ -144,7 +144,7 @@ def _key(given: dict[str, Any]) -> bytes | None:
     return None if given.get("key") is None else str(given["key"]).encode()
 
 
-def _present(fields: dict[str, Any]) -> dict[str, Any]:
+def _present(fields: Mapping[str, object]) -> dict[str, object]:
     """The fields that the message has. An empty body or key counts as a field."""
     return {name: value for name, value in fields.items() if value not in (None, (), {})}
 
@@ -180,6 +180,6 @@ class Sender:
             words += f"; {self.left_out} records of internal topics left out"
         return words
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The same, as JSON."""
         return {"sent": sum(self.sent.values()), "topics": self.sent, "left_out": self.left_out}

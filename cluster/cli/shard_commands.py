@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -155,7 +156,7 @@ RESTART_ALL = ClusterOperation(
 DRAIN_NODE = ClusterOperation("drain_node", "node", "timeout_s", _drained, long=True)
 
 
-def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, object]:
     """Leader, epoch and health of one shard."""
     from raymq.client.replica_status import leader_of
 
@@ -192,7 +193,7 @@ def _count(shard: dict[str, Any]) -> int:
     return len(replicas) if isinstance(replicas, list) else int(replicas)
 
 
-def _replica_line(row: dict[str, Any]) -> str:
+def _replica_line(row: Mapping[str, object]) -> str:
     where = row["endpoint"] if row["node"] is None else f"{row['endpoint']} on {row['node']}"
     if row["mode"] is None:
         return f"  replica {row['replica']}  {where}  {row['state']} ({row['error']})"

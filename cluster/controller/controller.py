@@ -18,12 +18,13 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from raymq.actors.leader.metrics import Collector, MakeInstrument, MetricValues
 from raymq.actors.protocol import tls
+from raymq.actors.ray.actor_spec import ReadyRow
 from raymq.client.transport.actor_names import NAMESPACE, actor_name
 from raymq.cluster.deploy import actor_set, actor_states, node_labels, ray_host
 from raymq.cluster.deploy.resolve import save_endpoints
@@ -167,14 +168,12 @@ class Controller:
 
     # --- look -------------------------------------------------------------------------------------
 
-    def _look(
-        self, record: ClusterRecord, names: list[str]
-    ) -> dict[tuple[int, int], dict[str, Any]]:
+    def _look(self, record: ClusterRecord, names: list[str]) -> dict[tuple[int, int], ReadyRow]:
         """(shard, replica) -> the answer of `ready`."""
         ray, known = self._ray, set(names)
         present = node_labels.present(ray) if record.placement else {}
         calls: dict[tuple[int, int], Any] = {}
-        states: dict[tuple[int, int], dict[str, Any]] = {}
+        states: dict[tuple[int, int], ReadyRow] = {}
         for shard in range(record.shards):
             for replica in range(record.replicas):
                 name = actor_name(record.name, shard, replica, "commit_log")
@@ -239,9 +238,7 @@ class Controller:
 
     # --- publish ----------------------------------------------------------------------------------
 
-    def _publish(
-        self, record: ClusterRecord, states: dict[tuple[int, int], dict[str, Any]]
-    ) -> None:
+    def _publish(self, record: ClusterRecord, states: dict[tuple[int, int], ReadyRow]) -> None:
         """Send all replicas the addresses of the others, if these have changed."""
         # A new process at the old address has missed what was published meanwhile.
         endpoints = {
@@ -272,7 +269,7 @@ class Controller:
         self._published = routes
 
     def _call(
-        self, record: ClusterRecord, key: tuple[int, int], op: str, args: dict[str, Any]
+        self, record: ClusterRecord, key: tuple[int, int], op: str, args: Mapping[str, object]
     ) -> dict[str, Any]:
         """An operation of a replica. Raises: its error, or Ray's."""
         handle = self._handles[actor_name(record.name, *key, "commit_log")]
@@ -338,7 +335,7 @@ class Controller:
         self._call(record, (move.shard, move.leader), "move_leader", {"replica": move.replica})
 
 
-def _facts(key: tuple[int, int], state: dict[str, Any]) -> ReplicaFacts:
+def _facts(key: tuple[int, int], state: ReadyRow) -> ReplicaFacts:
     return ReplicaFacts(
         *key,
         state=state["state"],

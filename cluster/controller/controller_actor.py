@@ -52,7 +52,7 @@ def make(
     actor.remote({"role": "controller", "cluster_dir": paths.data_dir})
 
 
-def close(ray: Any, record: ClusterRecord, *, clock: Clock) -> dict[str, str]:
+def close(ray: object, record: ClusterRecord, *, clock: Clock) -> dict[str, str]:
     """End the controller before the other actors, so that it makes none of them again.
 
     Returns: its name -> "closed" or why it was not ended; nothing if there was none.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 from raymq.client.transport.actor_names import (
     NAMESPACE,
@@ -146,7 +146,7 @@ def _leading(
     ray: ModuleType,
     record: ClusterRecord,
     members: list[Member],
-    present: dict[str, Any],
+    present: Mapping[str, object],
     clock: Clock,
 ) -> set[str]:
     """The actors of replicas that lead, all roles of them."""
@@ -166,7 +166,7 @@ def _leading(
     return {each.name for each in members if (each.shard, each.replica) in led}
 
 
-def _outcome(ray: ModuleType, call: Any, clock: Clock, deadline_s: float) -> str:
+def _outcome(ray: ModuleType, call: object, clock: Clock, deadline_s: float) -> str:
     """How the call of `close` of a CommitLog ended: "closed", or why it did not close."""
     try:
         ray.get(call, timeout=max(0.0, deadline_s - clock.monotonic()))

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from raymq.actors.protocol.tls import TLS_PREFIX, USE_TLS
+from raymq.actors.ray.actor_spec import ActorSpec, ReadyRow
 from raymq.client.transport.actor_names import (
     NAMESPACE,
     actor_name,
@@ -46,19 +47,6 @@ from .ray_host import Progress
 logger = logging.getLogger("raymq")
 
 _PREPARE = "raymq.cluster.deploy.prepare_replica:prepare_replica"
-#: fields of the cluster's record that every actor gets
-_RECORD_FIELDS = (
-    "cluster_id",
-    "replicas",
-    "candidates",
-    "voters",
-    "flush",
-    "host",
-    "tls",
-    "insecure",
-    "placement",
-    "ephemeral",
-)
 #: threads for a CommitLog's own calls. Put and fetch run in threads of the Flight server
 _COMMIT_LOG_CONCURRENCY = 8
 #: a satellite's only call is to run in Ray's main thread
@@ -71,24 +59,30 @@ def specs(
     token: str,
     options: dict[str, Any],
     ca: bytes | None = None,
-) -> list[dict[str, Any]]:
+) -> list[ActorSpec]:
     """One plain dict per actor, in starting order: the argument of its constructor."""
     from raymq import __version__
 
-    common = {name: getattr(record, name) for name in _RECORD_FIELDS} | {
-        "cluster": record.name,
-        # `flush` is a field of its own.
-        "options": {key: value for key, value in options.items() if key != "flush"},
-        "token": token,
-        "ca": None if ca is None else ca.decode(),
-        "cluster_dir": paths.data_dir,
-        "prepare": _PREPARE,
-        "version": __version__,
-    }
-
     return [
         {
-            **common,
+            "cluster": record.name,
+            "cluster_id": record.cluster_id,
+            "cluster_dir": paths.data_dir,
+            "version": __version__,
+            "token": token,
+            "ca": None if ca is None else ca.decode(),
+            "tls": record.tls,
+            "insecure": record.insecure,
+            "host": record.host,
+            "replicas": record.replicas,
+            "candidates": record.candidates,
+            "voters": record.voters,
+            "flush": record.flush,
+            "ephemeral": record.ephemeral,
+            "placement": record.placement,
+            # `flush` is a field of its own.
+            "options": {key: value for key, value in options.items() if key != "flush"},
+            "prepare": _PREPARE,
             "shard": shard,
             # One that is being added counts itself: topics that are created meanwhile may be on it.
             "shards": record.joined if shard < record.joined else record.shards,
@@ -141,7 +135,7 @@ def converge(
 def create(
     ray: ModuleType,
     record: ClusterRecord,
-    specs: list[dict[str, Any]],
+    specs: list[ActorSpec],
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> tuple[list[Member], bool]:
@@ -285,7 +279,7 @@ def await_leaders(
     timeout_s: float,
     progress: Progress,
     warn: Progress,
-) -> tuple[dict[int, Member], dict[str, dict[str, Any]]]:
+) -> tuple[dict[int, Member], dict[str, ReadyRow]]:
     """Wait until all these CommitLogs are up and each of their shards has a leader.
 
     A RUNNING one is up when all of its satellites work: Ray starts none while its head is away. A READ_ONLY one is up:
@@ -295,7 +289,7 @@ def await_leaders(
     Corrupt as soon as a shard finds its store damaged.
     """
     leaders: dict[int, Member] = {}
-    states: dict[str, dict[str, Any]] = {}
+    states: dict[str, ReadyRow] = {}
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
     left = logs
 
@@ -371,9 +365,7 @@ def _placed(ray: ModuleType, record: ClusterRecord) -> list[Member]:
     ]
 
 
-def _check_damaged(
-    members: list[Member], states: dict[str, dict[str, Any]], logs: list[Member]
-) -> None:
+def _check_damaged(members: list[Member], states: dict[str, ReadyRow], logs: list[Member]) -> None:
     """Raises: Corrupt when a replica found its store damaged, which waiting does not repair.
 
     A replica that may begin again does so once the others of its shard are led, if a majority of them is sound.
@@ -395,18 +387,18 @@ def _check_damaged(
         raise Corrupt(message, shards={member.name: states[member.name] for member in damaged})
 
 
-def _is_up(state: dict[str, Any]) -> bool:
+def _is_up(state: ReadyRow) -> bool:
     """Whether a CommitLog serves, with all of its satellites."""
     return state["state"] == "READ_ONLY" or (
         state["state"] == "RUNNING" and not state["missing_roles"]
     )
 
 
-def _lines(members: list[Member], states: dict[str, dict[str, Any]]) -> str:
+def _lines(members: list[Member], states: dict[str, ReadyRow]) -> str:
     return "; ".join(_line(member, states[member.name]) for member in members)
 
 
-def _line(member: Member, state: dict[str, Any]) -> str:
+def _line(member: Member, state: ReadyRow) -> str:
     missing = state["missing_roles"] if state["state"] == "RUNNING" else []
     error = state.get("error") or (f"waiting for {', '.join(missing)}" if missing else None)
     line = f"shard {member.shard} replica {member.replica}: {state['state']}"

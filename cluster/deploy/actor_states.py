@@ -6,11 +6,12 @@ Functions over an initialised `ray` module.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from raymq.actors.ray.actor_spec import Credentials, ReadyRow
 from raymq.client.transport.actor_names import (
     NAMESPACE,
     actor_name,
@@ -96,10 +97,10 @@ def missing(record: ClusterRecord, names: Iterable[str]) -> set[tuple[int, int, 
     }
 
 
-def answer(ray: ModuleType, call: Any, timeout_s: float) -> dict[str, Any]:
+def answer(ray: ModuleType, call: Any, timeout_s: float) -> ReadyRow:
     """The answer of a CommitLog's `ready`, or why there is none: state PENDING or DOWN."""
     try:
-        state: dict[str, Any] = ray.get(call, timeout=timeout_s)
+        state: ReadyRow = ray.get(call, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         return absent("PENDING", "Ray has not started the actor yet")
     except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
@@ -107,7 +108,7 @@ def answer(ray: ModuleType, call: Any, timeout_s: float) -> dict[str, Any]:
     return state
 
 
-def absent(state: str, error: str) -> dict[str, Any]:
+def absent(state: str, error: str) -> ReadyRow:
     """In place of the answer of `ready`."""
     return {
         "state": state,
@@ -119,7 +120,7 @@ def absent(state: str, error: str) -> dict[str, Any]:
     }
 
 
-def state_of(ray: ModuleType, member: Member, clock: Clock) -> dict[str, Any]:
+def state_of(ray: ModuleType, member: Member, clock: Clock) -> ReadyRow:
     """What a CommitLog says of itself: `state`, `endpoint`, `error`, `mode`, `epoch`."""
     ((_, state),) = ask_all(ray, [member], clock, int(LOOKUP_TIMEOUT_S * 1000))
     return state
@@ -127,7 +128,7 @@ def state_of(ray: ModuleType, member: Member, clock: Clock) -> dict[str, Any]:
 
 def ask_all(
     ray: ModuleType, members: list[Member], clock: Clock, timeout_ms: int
-) -> Iterator[tuple[Member, dict[str, Any]]]:
+) -> Iterator[tuple[Member, ReadyRow]]:
     """The state of each member. All are asked at once: several silent ones then take the time of one."""
     present = node_labels.present(ray) if any(member.node for member in members) else {}
     # Ray would hold a call to an actor whose node is away until the node is back.
@@ -142,12 +143,12 @@ def ask_all(
             yield member, absent("PENDING", node_labels.describe_away(str(member.node)))
 
 
-def leaders_of(members: list[Member], states: dict[str, dict[str, Any]]) -> dict[int, Member]:
+def leaders_of(members: list[Member], states: dict[str, ReadyRow]) -> dict[int, Member]:
     """Shard -> the CommitLog that leads it. Of two that say so, the one of the higher epoch."""
     leaders: dict[int, Member] = {}
     for member in members:
-        state = states.get(member.name, {})
-        if state.get("mode") != "leader" or not state.get("endpoint"):
+        state = states.get(member.name)
+        if state is None or state["mode"] != "leader" or not state["endpoint"]:
             continue
         known = leaders.get(member.shard)
         if known is None or state["epoch"] > states[known.name]["epoch"]:
@@ -183,7 +184,7 @@ def is_another(ray: ModuleType, record: ClusterRecord, *, clock: Clock) -> bool:
     return False
 
 
-def credentials(ray: ModuleType, cluster: str) -> dict[str, Any]:
+def credentials(ray: ModuleType, cluster: str) -> Credentials:
     """The facts that a client needs which reaches the cluster through Ray: cluster_id, shards, token.
 
     Raises: Rejected when no such cluster runs in this Ray, Unavailable when its first shard does not answer.
@@ -196,7 +197,7 @@ def credentials(ray: ModuleType, cluster: str) -> dict[str, Any]:
         )
         raise Rejected(message, field="target", limit=cluster)
     calls = [each.handle.credentials.remote() for each in members]
-    facts = first_answer(ray, calls, CALL_TIMEOUT_S)
+    facts: Credentials | None = first_answer(ray, calls, CALL_TIMEOUT_S)
     if facts is None:
         raise Unavailable(f"the first shard of {cluster!r} does not answer")
     return facts
@@ -207,7 +208,7 @@ def first_shard() -> list[tuple[int, int, str]]:
     return [(0, replica, "commit_log") for replica in range(REPLICAS[-1])]
 
 
-def first_answer(ray: ModuleType, calls: list[Any], timeout_s: float) -> dict[str, Any] | None:
+def first_answer(ray: ModuleType, calls: Sequence[object], timeout_s: float) -> Any:
     """The first answer of several calls that were begun together; None: none is answered in time."""
     clock = Clock()
     deadline_s = clock.monotonic() + timeout_s
@@ -215,6 +216,5 @@ def first_answer(ray: ModuleType, calls: list[Any], timeout_s: float) -> dict[st
         # A silent replica leaves time for the others.
         left_s = max(0.0, deadline_s - clock.monotonic()) / (len(calls) - number)
         with contextlib.suppress(ray.exceptions.RayError):
-            answer: dict[str, Any] = ray.get(call, timeout=left_s)
-            return answer
+            return ray.get(call, timeout=left_s)
     return None

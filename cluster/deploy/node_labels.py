@@ -28,7 +28,7 @@ def present(ray: Any) -> dict[str, list[str]]:
     return found
 
 
-def check_nodes(ray: Any, nodes: Iterable[str], *, first: bool) -> list[str]:
+def check_nodes(ray: object, nodes: Iterable[str], *, first: bool) -> list[str]:
     """The addresses of the nodes that are present.
 
     Raises: Rejected when two nodes have one label, or, at the `first` start, no node has a label.

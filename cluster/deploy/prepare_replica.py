@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raymq.actors.protocol import tls
+from raymq.actors.ray.actor_spec import ActorSpec
 from raymq.cluster.record.paths import prepare_data_dir
 from raymq.cluster.record.placement import NODE_HOST, WILDCARDS
 from raymq.store.base.clock import Clock
@@ -23,7 +24,7 @@ class Address(NamedTuple):
     advertised: str
 
 
-def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
+def prepare_replica(spec: ActorSpec, *, restarted: bool) -> Address:
     """Run by a replica's CommitLog before it opens its store: the directory and the address.
 
     With nodes, the data directory is made here (0700), where the actor runs. It is refused when it belongs to another
@@ -44,7 +45,7 @@ def prepare_replica(spec: dict[str, Any], *, restarted: bool) -> Address:
     return Address(bind, _node_address() if bind in WILDCARDS else bind)
 
 
-def _check_store(spec: dict[str, Any], files: Files, *, made_before: bool) -> None:
+def _check_store(spec: ActorSpec, files: Files, *, made_before: bool) -> None:
     # Imported on use: it loads Arrow, which neither start nor the controller needs.
     from raymq.store.log.control_files.meta import Meta
 

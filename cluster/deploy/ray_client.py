@@ -82,13 +82,14 @@ def handle_of(ray: Any, name: str) -> ClusterHandle:
     Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
     """
     facts = actor_states.credentials(ray, name)
+    ca = facts.get("ca")
     return ClusterHandle(
         name=name,
         cluster_id=facts["cluster_id"],
         shards=int(facts["shards"]),
         token=facts["token"],
         endpoints=actor_states.endpoints(ray, name),
-        ca=facts["ca"].encode() if facts.get("ca") else None,
+        ca=ca.encode() if ca else None,
         placement=facts.get("placement"),
         replicas=int(facts.get("replicas", 1)),
     )

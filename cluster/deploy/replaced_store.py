@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
+from raymq.actors.ray.actor_spec import ActorSpec
 from raymq.actors.ray.damaged_store import REPLACED, finish_move, kept_entries, move_aside
 from raymq.actors.ray.replica_files import generation_of, write_generation
 from raymq.store.base.clock import Clock
@@ -19,7 +19,7 @@ from raymq.store.base.files import Files
 logger = logging.getLogger("raymq.commit_log")
 
 
-def take_place(spec: dict[str, Any], files: Files, clock: Clock) -> None:
+def take_place(spec: ActorSpec, files: Files, clock: Clock) -> None:
     """Give a replica of a new generation its empty directory. Callers: its CommitLog, before it opens its store.
 
     Durable: at return, the generation in the directory. Raises: Rejected when the directory is that of a newer

@@ -18,7 +18,7 @@ its caller knows. The notes are in the logs because an actor keeps the number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +244,6 @@ class _Calls:
                     self._call(shard, "add_queues", {"name": name, **arguments})
                 have[name] = facts
 
-    def _call(self, shard: int, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, shard: int, op: str, arguments: Mapping[str, object]) -> dict[str, Any]:
         answer, _ = repeat_unknown(lambda: self._routes.call(shard, op, arguments), self._clock)
         return answer

@@ -100,7 +100,9 @@ def check_compacted(cluster: ClusterHandle, rows: Sequence[Row]) -> None:
         )
 
 
-def check_node(ray: Any, record: ClusterRecord, shard: int, replica: int, node: str | None) -> None:
+def check_node(
+    ray: object, record: ClusterRecord, shard: int, replica: int, node: str | None
+) -> None:
     """Raises: Rejected when the node of the new replica is not there."""
     where = node or actor_states.node_of(record, shard, replica)
     if where is None:

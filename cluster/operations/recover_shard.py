@@ -76,7 +76,7 @@ class RecoveryPlan:
             "Make sure that the machines of the lost replicas are off: cut off from here, they may still give receipts",
         ]
 
-    def facts(self, at_ms: int) -> dict[str, Any]:
+    def facts(self, at_ms: int) -> dict[str, object]:
         """The plan as it is written down. Args: `at_ms`: wall clock."""
         return {
             "at_ms": at_ms,
@@ -267,7 +267,7 @@ def _new_epoch(plan: RecoveryPlan) -> int:
 
 def _facts(
     record: ClusterRecord, plan: RecoveryPlan, rows: Sequence[Row], clock: Clock
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What is written down. An earlier recovery that reached no log of a survivor is part of this one."""
     noted = {each["at_ms"] for row in rows for each in row.get("unclean_recoveries") or ()}
     begun = [

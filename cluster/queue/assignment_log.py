@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -152,7 +152,7 @@ class AssignmentLog:
         """Write assignments. They hold when the future has a receipt. After an error their state is unknown."""
         return self._write({"by": self._id, "next": following, "given": given})
 
-    def _write(self, record: dict[str, Any]) -> Future[BatchReceipt]:
+    def _write(self, record: Mapping[str, object]) -> Future[BatchReceipt]:
         body = json.dumps(record, separators=(",", ":")).encode()
         batch = SmallBatch([body], [None], [None], [Clock().now_ms()])
         return self._sender.send(self._topic, 0, batch)

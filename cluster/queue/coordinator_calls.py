@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -37,7 +38,7 @@ class CoordinatorCalls:
     """
 
     def __init__(
-        self, cluster: Cluster, queue: str, shard: int, actor_options: dict[str, Any]
+        self, cluster: Cluster, queue: str, shard: int, actor_options: Mapping[str, object]
     ) -> None:
         """Args: `actor_options`: Ray's options, used if this handle starts the coordinator."""
         self._cluster = cluster
@@ -104,7 +105,7 @@ class CoordinatorCalls:
         message = f"queue {self._queue!r}: {not_in_this_ray(self._cluster)}"
         raise CoordinatorAway(message, field="coordinator")
 
-    def submit(self, method: str, *arguments: Any) -> Any:
+    def submit(self, method: str, *arguments: object) -> Any:
         """Send a call through Ray, without waiting. Returns: its object reference."""
         known = self._actor
         try:
@@ -127,7 +128,7 @@ class CoordinatorCalls:
         """
         return bool(ray.get(self.submit("give_up", request), timeout=GIVE_UP_S))
 
-    def call_nearby(self, method: str, *arguments: Any) -> Any:
+    def call_nearby(self, method: str, *arguments: object) -> Any:
         """Call through the local socket. Raises: NotLocal if the coordinator is on another host."""
         return self._local.call(method, *arguments)
 
@@ -152,7 +153,7 @@ class CoordinatorCalls:
                 self._check_retry(error, until_s)
             self._clock.sleep_ms(RETRY_MS)
 
-    async def call_async(self, method: str, *arguments: Any) -> Any:
+    async def call_async(self, method: str, *arguments: object) -> Any:
         """Like `call`, always through Ray."""
         until_s = self._clock.monotonic() + RETRY_TIMEOUT_S
         while True:

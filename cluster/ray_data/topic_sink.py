@@ -100,7 +100,7 @@ class TopicSink(Datasink[_TaskReturn]):
         #: the committed write; None before
         self.result: CommitResult | None = None
 
-    def write(self, blocks: Iterable[Any], ctx: Any) -> _TaskReturn:
+    def write(self, blocks: Iterable[object], ctx: Any) -> _TaskReturn:
         """Stage the rows of one task. Callers: Ray Data."""
         with StagedWriter(Routes.of(self._cluster)) as writer:
             found = {self._topic: self._target}
@@ -144,7 +144,7 @@ def check_transport(cluster: Cluster) -> None:
         )
 
 
-def _batches(blocks: Iterable[Any], values: TopicValues) -> Iterator[pa.RecordBatch]:
+def _batches(blocks: Iterable[object], values: TopicValues) -> Iterator[pa.RecordBatch]:
     """The rows of blocks. Raises: Rejected for columns that the topic does not take."""
     for block in blocks:
         table = BlockAccessor.for_block(block).to_arrow()

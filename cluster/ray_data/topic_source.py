@@ -176,7 +176,7 @@ class TopicSource(Datasource):
         self,
         parallelism: int,
         per_task_row_limit: int | None = None,
-        data_context: Any = None,
+        data_context: object = None,
     ) -> list[ReadTask]:
         """One task for each range, of which there are about `parallelism`. Without a range one gives the columns."""
         schema = table_schema(self._values)

@@ -73,7 +73,7 @@ if not _has_google_crc32c:
     )
 
 
-def body_crc(body: Any) -> int:
+def body_crc(body: object) -> int:
     """The CRC that a record stores for its body.
 
     Source: UtilAll#crc32: zlib's CRC-32 with the sign bit cleared, and 0 for an empty body.
@@ -103,7 +103,7 @@ def range_crcs(
     return _body_crcs_of(chain.from_iterable(_ranges(view, starts, ends)), len(starts))
 
 
-def _body_crcs_of(bodies: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
+def _body_crcs_of(bodies: Iterable[object], count: int) -> npt.NDArray[np.int32]:
     crcs = np.fromiter(map(crc32, bodies), dtype=np.uint32, count=count)
     return (crcs & BODY_CRC_MASK).astype(np.int32)
 

@@ -171,12 +171,12 @@ def from_wire(wire: dict[str, Any]) -> RayMQError:
     return (case if issubclass(case, kind) else kind)(wire["message"], **wire.get("fields", {}))
 
 
-def require(condition: bool, message: str, **values: Any) -> None:
+def require(condition: bool, message: str, **values: object) -> None:
     """Check an invariant. Raises: Bug with the values when it does not hold."""
     if not condition:
         raise broken(message, **values)
 
 
-def broken(message: str, **values: Any) -> Bug:
+def broken(message: str, **values: object) -> Bug:
     """The error of `require`, for the path of every put: there the call costs more than the comparison."""
     return Bug(f"{message} ({', '.join(f'{k}={v!r}' for k, v in values.items())})", **values)

@@ -133,7 +133,7 @@ def _unescape(found: re.Match[str]) -> str:
     return _ESCAPED.get(code, code)
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """A value as fastjson's pretty format: tabs, integer keys without quotes, names in order.
 
     Lists, and tables of integer keys, take one line.
@@ -141,7 +141,7 @@ def dumps(value: Any) -> str:
     return _write(value, 0)
 
 
-def _write(value: Any, depth: int) -> str:
+def _write(value: object, depth: int) -> str:
     if isinstance(value, dict):
         return _write_object(value, depth)
     if isinstance(value, list):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
@@ -223,7 +223,7 @@ class MessageStore:
         config: StoreConfig | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
-        identity: dict[str, Any] | None = None,
+        identity: Mapping[str, object] | None = None,
         on_locked: Callable[[], None] | None = None,
         follows: bool = False,
     ) -> MessageStore:

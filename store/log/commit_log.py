@@ -12,10 +12,9 @@ import errno
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,7 +76,7 @@ class CommitLog:
         *,
         files: Files,
         clock: Clock,
-        identity: dict[str, Any] | None = None,
+        identity: Mapping[str, object] | None = None,
     ) -> None:
         self.root = root
         self.config = config

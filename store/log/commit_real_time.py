@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.failpoints import fail_point
@@ -21,7 +20,7 @@ from .transient_pool import PoolReader
 class SegmentWriter(SegmentFiles):
     """Writes commit log files."""
 
-    def write(self, offset: int, data: Any) -> None:
+    def write(self, offset: int, data: object) -> None:
         """pwrite bytes that lie in one file. Raises: StorageFull, OSError."""
         segment_start = self.segment_start_of(offset)
         self._close_before(segment_start)

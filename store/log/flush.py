@@ -9,7 +9,7 @@ neither pyarrow nor numpy.
 from __future__ import annotations
 
 import errno as errno_codes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class FlushFailed(Unavailable):
         return _rebuild, (self.message, self.fields)
 
 
-def _rebuild(message: str, fields: dict[str, Any]) -> FlushFailed:
+def _rebuild(message: str, fields: Mapping[str, object]) -> FlushFailed:
     return FlushFailed(message, **fields)
 
 

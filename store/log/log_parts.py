@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, StoreDamaged
@@ -36,7 +36,7 @@ class LogParts:
         *,
         files: Files,
         clock: Clock,
-        identity: dict[str, Any] | None,
+        identity: Mapping[str, object] | None,
     ) -> None:
         self._root = root
         self._config = config
@@ -143,7 +143,7 @@ class LogParts:
             self.chain.truncate_to(truncating_to)
             self.chain.sync()
 
-    def _open_pool(self, clock: Clock, identity: dict[str, Any]) -> None:
+    def _open_pool(self, clock: Clock, identity: Mapping[str, object]) -> None:
         """Find the transient pool of the run before."""
         store_id = self.meta.get("store_id") or uuid.uuid4().hex
         #: what this start notes in `raymq/meta` once it has recovered the log

@@ -327,7 +327,7 @@ class Scrub:
         self._report(segment_start, "no chain unit: no CRC covers this file", COVERAGE_RULE)
         return segment_start + self.segment_size_bytes
 
-    def _report(self, offset: int, detail: str, rule: str, **fields: Any) -> None:
+    def _report(self, offset: int, detail: str, rule: str, **fields: object) -> None:
         """Count a fault, and call `on_fault` with a new one."""
         if offset < self.start():
             # The file has been deleted: zeroed for its next use, or without its part of the chain.

@@ -5,8 +5,6 @@ The table for operators is in docs/operating/runbook.md.
 
 from __future__ import annotations
 
-from typing import Any
-
 from raymq.store.base.errors import (
     DeliveryUnknown,
     PropertiesTooLong,
@@ -41,7 +39,7 @@ ERRORS: dict[PutStatus, type[RayMQError]] = {
 }
 
 
-def error_of(status: PutStatus, message: str, **fields: Any) -> RayMQError:
+def error_of(status: PutStatus, message: str, **fields: object) -> RayMQError:
     """The error that a status is raised as, with the status in it."""
     return ERRORS[status](message, status=status.value, **fields)
 

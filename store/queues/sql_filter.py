@@ -175,7 +175,7 @@ class SqlFilter:
             raise self._wrong(node, "is not compared; write IS NULL or IS NOT NULL")
         raise self._wrong(node, "is not a property, number, text, TRUE or FALSE")
 
-    def _number(self, text: str, node: Any) -> int | float:
+    def _number(self, text: str, node: object) -> int | float:
         try:
             value = int(text) if text.isdigit() else float(text)
         except ValueError as error:
@@ -235,7 +235,7 @@ class SqlFilter:
         at_most = self._compare("<=", value, high, node)
         return _join(pc.and_kleene, at_least, at_most)
 
-    def _compare(self, sign: str, left: Operand, right: Operand, node: Any) -> Condition:
+    def _compare(self, sign: str, left: Operand, right: Operand, node: object) -> Condition:
         """The condition `left sign right`. Raises: Rejected for types that RocketMQ does not compare."""
         if not isinstance(left, Property) and isinstance(right, Property):
             left, right = right, left
@@ -249,7 +249,9 @@ class SqlFilter:
             raise self._wrong(node, "compares by size a value that is not a number")
         return _compare_with(sign, left.name, right)
 
-    def _compare_constants(self, sign: str, left: Operand, right: Operand, node: Any) -> Condition:
+    def _compare_constants(
+        self, sign: str, left: Operand, right: Operand, node: object
+    ) -> Condition:
         """The condition between two values of the expression itself."""
         is_same_type = type(left) is type(right) or not {type(left), type(right)} - {int, float}
         if not is_same_type or (sign in _TURNED and isinstance(left, (str, bool))):
@@ -358,7 +360,7 @@ def _join(how: Callable[[Any, Any], pa.Array], left: Condition, right: Condition
     return lambda columns, count: how(left(columns, count), right(columns, count))
 
 
-def _where(values: pa.Array, then: Any) -> pa.Array:
+def _where(values: pa.Array, then: object) -> pa.Array:
     """`then` for each value that is there, otherwise unknown."""
     return pc.if_else(values.is_valid(), then, pa.scalar(None, pa.bool_()))
 

@@ -6,7 +6,6 @@ RocketMQ stores them, and no reader ever gets them: reads of such a topic use th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,7 +43,7 @@ def check_key(topic: str, properties: Mapping[str, str]) -> None:
         raise _without_key(topic, "the message")
 
 
-def _without_key(topic: str, what: str, **fields: Any) -> Rejected:
+def _without_key(topic: str, what: str, **fields: object) -> Rejected:
     return Rejected(
         f"{what} has no KEYS; topic {topic} keeps the latest message of each key: set index_keys",
         field="KEYS",

@@ -92,7 +92,7 @@ def _check_bounds(view: memoryview, starts: Int64s, sizes: Int64s) -> None:
     )
 
 
-def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any]:
+def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, object]:
     """The fixed-width columns among `names`."""
     kind = gather(view, starts + fmt.SYS_FLAG_AT, np.dtype(">i4")) & fmt.SYS_ANY_HOST_V6
     if (kind == kind[0]).all():
@@ -116,7 +116,7 @@ def _fields(view: memoryview, starts: Int64s, names: list[str]) -> dict[str, Any
 
 def _fields_of_kind(
     view: memoryview, starts: Int64s, kind: int, names: list[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     dtype = fmt.header_dtype(bool(kind & fmt.SYS_BORN_HOST_V6), bool(kind & fmt.SYS_STORE_HOST_V6))
     headers = gather(view, starts, dtype)
     columns: dict[str, Any] = {

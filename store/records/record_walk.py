@@ -205,7 +205,7 @@ _SHORT = np.dtype(">i2")
 _INT = np.dtype(">i4")
 
 
-def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
+def layout(view: object, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
     """The parts of records, and whether each record's parts add up to its size.
 
     If they do not, the parts mean nothing. Args: `starts`, `sizes`: every [start, start + size) lies inside `view` and
@@ -215,7 +215,7 @@ def layout(view: Any, starts: Int64s, sizes: Int64s) -> tuple[Layout, Bools]:
 
 
 def _layout(
-    view: Any, headers: npt.NDArray[Any], starts: Int64s, sizes: Int64s
+    view: object, headers: npt.NDArray[Any], starts: Int64s, sizes: Int64s
 ) -> tuple[Layout, Bools]:
     """`layout` with headers that were gathered as those of IPv4 records."""
     # Most records are of V1 and have IPv4 hosts.

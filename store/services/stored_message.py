@@ -38,7 +38,7 @@ class StoredMessage(NamedTuple):
     properties: Mapping[str, str]
 
     def moved(
-        self, topic: str, queue_id: int, properties: Mapping[str, str], **changes: Any
+        self, topic: str, queue_id: int, properties: Mapping[str, str], **changes: object
     ) -> InnerMessage:
         """The message to put into another queue. But for `changes`, body, flags, born time and host are the same."""
         names = ("flag", "sys_flag", "born_time_ms", "born_host", "reconsume_times")

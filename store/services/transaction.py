@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -207,7 +207,7 @@ class TransactionService:
         return self._put_with_progress(values, [*messages, op])[0]
 
     def _put_with_progress(
-        self, values: dict[str, Any], messages: Sequence[InnerMessage] = ()
+        self, values: Mapping[str, object], messages: Sequence[InnerMessage] = ()
     ) -> list[AppendedRows]:
         """Put a change of the progress together with messages."""
         return self._store.put_inner(messages, progress=ServiceProgress(SERVICE, values))

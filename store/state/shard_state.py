@@ -313,7 +313,7 @@ class ShardState:
             self._apply_progress(_text(value["service"]), value["set"])
         return False
 
-    def _apply_progress(self, service: str, values: dict[str, Any]) -> None:
+    def _apply_progress(self, service: str, values: Mapping[str, object]) -> None:
         table = self.progress.setdefault(service, {})
         for key, value in values.items():
             if value is None:
@@ -503,7 +503,7 @@ def epoch_body(epoch: int) -> bytes:
     return _json({"epoch": epoch}).encode()
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a name")
     return value

@@ -7,6 +7,7 @@ The attribute is JSON: a list of columns {"name", "type", "nullable"}. What a ty
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raymq.store.base.errors import Rejected
@@ -41,7 +42,7 @@ def check_schema(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _is_column(column: Any) -> bool:
+def _is_column(column: object) -> bool:
     return (
         isinstance(column, dict)
         and set(column) == {"name", "type", "nullable"}
@@ -51,7 +52,7 @@ def _is_column(column: Any) -> bool:
     )
 
 
-def extends(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> bool:
+def extends(new: Sequence[Mapping[str, object]], old: Sequence[Mapping[str, object]]) -> bool:
     """Whether a schema is another one, or that one and more nullable columns after its own."""
     more = new[len(old) :]
     return new[: len(old)] == old and all(column["nullable"] for column in more)

@@ -71,7 +71,7 @@ def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:
         }
 
 
-def _message(row: dict[str, Any], position: int, size: int, unit: Any) -> dict[str, Any]:
+def _message(row: dict[str, Any], position: int, size: int, unit: Any) -> dict[str, object]:
     properties = decode_properties(row["properties"])
     host, _, port = row["store_host"].rpartition(":")
     body: bytes = row["body"]

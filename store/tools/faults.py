@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from raymq.store.base.errors import RayMQError
 from raymq.store.base.rules import READABLE_RULE
@@ -28,7 +27,7 @@ class Fault:
     rule: str
     detail: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON output."""
         return {"kind": "fault", **vars(self)}
 
@@ -46,7 +45,7 @@ class LogVerdict:
     #: the physical event that can have caused it
     cause: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON output."""
         return dict(vars(self))
 

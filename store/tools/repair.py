@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -115,7 +114,7 @@ class Plan:
     #: the requested cut
     truncation: Truncation | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON output."""
         return asdict(self)
 

@@ -190,7 +190,7 @@ class IndexCheck:
                 goes_on = found[-1][0].path.name != names[-1]
                 self._check_complete(found, keys, goes_on=goes_on)
 
-    def _mark(self) -> dict[str, Any]:
+    def _mark(self) -> dict[str, object]:
         """The content of `raymq/index`; without it, and in a store of RocketMQ, nothing."""
         store = self._store
         if not store.is_own_store:

@@ -176,7 +176,7 @@ class QueueCheck:
         ):
             self._report(key, rows.offsets[inside], wrong, rule, units, positions)
 
-    def _note_unmatched(self, rows: QueueRows, wrong: Bools, units: Any) -> None:
+    def _note_unmatched(self, rows: QueueRows, wrong: Bools, units: object) -> None:
         if wrong.any():
             columns = (column[wrong] for column in rows[2:])
             self._unmatched.append(_Unmatched(QueueRows(*rows[:2], *columns), units))

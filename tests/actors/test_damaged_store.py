@@ -331,8 +331,8 @@ def starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> actor_classes.C
     root = tmp_path / "replica-1"
     (root / "raymq").mkdir(parents=True)
     peers = {each: (str(tmp_path / str(each)), f"actor-{each}") for each in (0, 2)}
-    spec = {"data_dir": str(root), "replica": 1, "voters": (0, 1, 2), "generation": 0}
-    return actor_classes.CommitLogActor({**spec, "node": None, "peers": peers})
+    spec: Any = {"data_dir": str(root), "replica": 1, "voters": (0, 1, 2), "generation": 0}
+    return actor_classes.CommitLogActor(spec | {"node": None, "peers": peers})
 
 
 def fail_to_open(

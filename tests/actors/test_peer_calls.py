@@ -117,7 +117,7 @@ class Network:
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         monkeypatch.setattr(actor_classes, "_transport", lambda _: self)
         monkeypatch.setattr(actor_classes, "_ask_ray", self._ask_ray)
-        self.spec: dict[str, Any] = {
+        self.spec: Any = {
             "cluster_id": "c",
             "shard": 0,
             "replica": 0,
@@ -244,7 +244,7 @@ def test_replication_asks_ray_beside_each_attempt_and_uses_the_answer_for_the_ne
     addresses_of(root).note(1, OLD, is_own=True)
     network.ray[1] = NEW
     network.ray_answers.clear()
-    satellite = actor_classes.ReplicationActor({**network.spec, "role": "replication"})
+    satellite = actor_classes.ReplicationActor(network.spec | {"role": "replication"})
     assert satellite._peer_endpoint(1) == OLD
     network.ray_answers.set()
     assert satellite._questions._questions[1].answered.wait(PATIENCE_S)

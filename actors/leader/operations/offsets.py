@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import integer, operation, unnamed
 from raymq.store.base.errors import OffsetOutOfRange
@@ -15,7 +13,7 @@ from .scope import LeaderScope, check_queue, shard_of, topic_of
 
 def commit_offsets(
     leader: LeaderScope, group: str, topic: str, offsets: dict[int, int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Store the offsets at which a group goes on."""
     leader.check_serving()
     info = topic_of(leader, topic)
@@ -51,7 +49,7 @@ def _check_offset(leader: LeaderScope, info: TopicInfo, queue_id: int, offset: i
         )
 
 
-def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, Any]:
+def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:
     """The offsets at which a group goes on."""
     topic_of(leader, topic)
     # Another replica may lead already, and have newer commits.
@@ -64,7 +62,7 @@ def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, Any]:
 
 def send_back(
     leader: LeaderScope, group: str, topic: str, queue_id: int, offset: int, delay_level: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Let a group get a message again later. Returns: the topic in which it will be."""
     leader.check_serving()
     check_queue(leader, topic_of(leader, topic), queue_id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import integer, operation, unnamed
 from raymq.store.records.producer_stamp import EPOCH_MAX, PRODUCER_MAX
@@ -12,13 +10,15 @@ from raymq.store.records.requests import AppendedRows
 from .scope import LeaderScope, shard_of, topic_of
 
 
-def known_producers(leader: LeaderScope, producer_ids: list[int]) -> dict[str, Any]:
+def known_producers(leader: LeaderScope, producer_ids: list[int]) -> dict[str, object]:
     """Find those of these producer ids that this shard knows, in their order."""
     leader.await_check()
     return {"producer_ids": leader.store.known_producers(producer_ids)}
 
 
-def fence_producer(leader: LeaderScope, producer_id: int, epoch: int, topic: str) -> dict[str, Any]:
+def fence_producer(
+    leader: LeaderScope, producer_id: int, epoch: int, topic: str
+) -> dict[str, object]:
     """Refuse puts of a producer with a lower epoch. Returns: the next sequence of each queue of this shard."""
     leader.check_serving()
     info = topic_of(leader, topic)
@@ -34,7 +34,7 @@ def fence_producer(leader: LeaderScope, producer_id: int, epoch: int, topic: str
     return {"sequences": known}
 
 
-def init_producer(leader: LeaderScope, producer_id: int) -> dict[str, Any]:
+def init_producer(leader: LeaderScope, producer_id: int) -> dict[str, object]:
     """Begin the next epoch of a producer, which fences the one before."""
     leader.check_serving()
     epoch, appended = leader.store.inner_put.init_producer(producer_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import integer, operation
@@ -14,14 +14,14 @@ from raymq.store.state.topics import is_system_topic
 from .scope import LeaderScope
 
 
-def move_leader(leader: LeaderScope, replica: int) -> dict[str, Any]:
+def move_leader(leader: LeaderScope, replica: int) -> dict[str, object]:
     """Let another replica lead, once its log has all of this one."""
     leader.check_serving()
     leader.parts.election_loop.hand_over(replica)
     return {}
 
 
-def note_unclean_recovery(leader: LeaderScope, facts: dict[str, Any]) -> dict[str, Any]:
+def note_unclean_recovery(leader: LeaderScope, facts: Mapping[str, object]) -> dict[str, object]:
     """Write into the log what an operator gave up. Args: `facts`: as of `cluster.recover_shard`."""
     leader.check_serving()
     store, key = leader.store, str(facts["at_ms"])
@@ -32,7 +32,7 @@ def note_unclean_recovery(leader: LeaderScope, facts: dict[str, Any]) -> dict[st
     return {}
 
 
-def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, Any]:
+def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, object]:
     """Note in the log that the cluster has more shards. Returns: all topics that were created before that.
 
     Args: `known`: so many exist. `joined`: so many know every topic. From now on each answer to `create_topic`
@@ -64,13 +64,13 @@ def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, Any]:
     return {"topics": topics}
 
 
-def delete_expired_files(leader: LeaderScope) -> dict[str, Any]:
+def delete_expired_files(leader: LeaderScope) -> dict[str, object]:
     """Delete expired files now. Source: TRIGGER_DELETE_FILES (27)."""
     leader.parts.maintenance.delete_now()
     return {}
 
 
-def _recovery_facts(field: str, value: Any) -> dict[str, Any]:
+def _recovery_facts(field: str, value: object) -> dict[str, object]:
     """An object with the time of the recovery. Raises: Rejected."""
     if type(value) is not dict:
         raise call_arguments.wrong_value(field, value, "give an object", "{at_ms, ...}")

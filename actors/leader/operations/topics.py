@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import (
     Argument,
@@ -30,7 +28,7 @@ def create_topic(
     on_all: bool = False,
     former_queues: list[int] | None = None,
     hidden_queues: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Create a topic.
 
     Args: `on_all`: a new one must be on all shards. `former_queues`, `hidden_queues`: of a topic that has got
@@ -66,7 +64,7 @@ def add_queues(
     are_hidden: bool,
     former_queues: list[int] | None = None,
     hidden_queues: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Give a topic more queues: first hidden ones on all shards, then shown ones.
 
     Args: `former_queues`, `hidden_queues`: of other shards, for one that has missed an addition.
@@ -87,7 +85,7 @@ def add_queues(
     return {"added": _await_topic(leader, name, appended), "shards": joined_shards(leader)}
 
 
-def set_schema(leader: LeaderScope, name: str, schema: str) -> dict[str, Any]:
+def set_schema(leader: LeaderScope, name: str, schema: str) -> dict[str, object]:
     """Give a topic a schema that has more columns than the present one."""
     leader.check_serving()
     appended = leader.store.topics.set_schema(name, schema)
@@ -113,7 +111,7 @@ def _await_topic(leader: LeaderScope, name: str, appended: AppendedRows | None) 
     return appended is not None
 
 
-def queue_ranges(leader: LeaderScope, topic: str) -> dict[str, Any]:
+def queue_ranges(leader: LeaderScope, topic: str) -> dict[str, object]:
     """The first offset of each queue of this shard, and the offset after its last one."""
     info = topic_of(leader, topic)
     leader.await_check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from raymq.actors.api import call_arguments
@@ -20,7 +21,7 @@ PUBLISH_MS = 500
 
 def decide_write(
     leader: LeaderScope, decision: dict[str, Any], complete: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Decide which staged rows a write consists of, unless that is decided.
 
     Args: `complete`: of a stream, the newest batch whose rows are known to be published.
@@ -46,7 +47,7 @@ def decide_write(
         leader.await_dispatch()
 
 
-def _decide_alone(leader: LeaderScope, decision: dict[str, Any]) -> dict[str, Any]:
+def _decide_alone(leader: LeaderScope, decision: Mapping[str, object]) -> dict[str, object]:
     """The decision on a write with producers of its own."""
     own = {name: value for name, value in decision.items() if name != "batch"}
     appended = write_decisions.decide(leader.store, own)
@@ -62,7 +63,7 @@ def publish_rows(
     queue_id: int,
     ranges: list[StagedRange],
     batch: StreamBatch | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Publish staged rows of a decided write in a queue of this shard, or in its timers, for about `PUBLISH_MS`.
 
     Args: `batch`: of the decision on a batch of a stream.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +159,7 @@ class RayMethods:
     def _put(
         self,
         meta: dict[str, Any],
-        data: Any,
+        data: object,
         producer_waits: bool,
         born_host: tuple[str, int] | None,
     ) -> PutTicket | RayMQError:
@@ -177,7 +178,9 @@ class RayMethods:
 
     # --- reads and operations ---------------------------------------------------------------------
 
-    def read(self, cluster_id: str, fetch: dict[str, Any]) -> list[tuple[dict[str, Any], Any]]:
+    def read(
+        self, cluster_id: str, fetch: Mapping[str, object]
+    ) -> list[tuple[dict[str, Any], Any]]:
         """Read queues, and wait while all are empty, up to the lower of the fetch's wait and READ_WAIT_MS_MAX.
 
         Args: `fetch`: `fetches.pack_request`.
@@ -198,7 +201,7 @@ class RayMethods:
             with self._lock:
                 self._reading -= 1
 
-    def call(self, cluster_id: str, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    def call(self, cluster_id: str, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """An administrative operation. Raises: the shard's errors, Rejected for bad arguments."""
         self._check_identity(cluster_id)
         try:
