@@ -14,6 +14,9 @@ from raymq.store.base.errors import Rejected
 from .sink import commit_staged
 
 if TYPE_CHECKING:
+    import pyarrow.flight as flight
+    from pyspark.sql import DataFrame
+
     from raymq.client.handle import ClusterHandle
 
 #: the property of Spark's threads with the id of their query, which its checkpoint keeps
@@ -70,7 +73,7 @@ def stream_sink(
     """
     sink = object()
 
-    def write_batch(frame: Any, batch_id: int) -> None:
+    def write_batch(frame: DataFrame, batch_id: int) -> None:
         context = frame.sparkSession.sparkContext
         query_id = context.getLocalProperty(QUERY_ID)
         name = query or query_id
@@ -96,7 +99,7 @@ def stream_sink(
     return write_batch
 
 
-def _run_of(context: Any) -> str | None:
+def _run_of(context: flight.ServerCallContext) -> str | None:
     """The id of the run of a query whose thread this is; None: it is none's."""
     own: str | None = context.getLocalProperty(RUN_ID)
     if own:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: the oldest PySpark whose Python data sources have all that `format("raymq")` needs
 OLDEST_PYSPARK = (4, 1)
@@ -100,7 +103,7 @@ def session_of_process() -> Any:
     return session
 
 
-def version_of(spark: Any) -> tuple[int, ...]:
+def version_of(spark: SparkSession) -> tuple[int, ...]:
     """The first two numbers of Spark's version."""
     return tuple(int(part) for part in spark.version.split(".")[:2])
 

@@ -34,6 +34,8 @@ from .task_batches import Batches, map_in_arrow, partition_of_task, without_empt
 from .task_errors import collect, partitions_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from raymq.client.handle import ClusterHandle
 
 #: the rows that a task returns, for Spark and for Arrow
@@ -222,7 +224,7 @@ def _staging_task(
     return work
 
 
-def _refuse_random(df: Any) -> None:
+def _refuse_random(df: DataFrame) -> None:
     """Refuse a plan whose retried tasks would see other rows. Raises: Rejected."""
     if not df._jdf.queryExecution().analyzed().deterministic():
         message = (

@@ -21,12 +21,14 @@ from .range_columns import HowToRead, read_columns
 from .source_options import SourceOptions, takes_options
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from raymq.client.handle import ClusterHandle
 
 
 @takes_options("batch")
 def read(
-    spark: Any,
+    spark: SparkSession,
     cluster: ClusterHandle,
     topic: str | None = None,
     *,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raymq.store.base import errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _LINE = re.compile(r"^raymq\.store\.base\.errors\.(\w+): (.+)$", re.MULTILINE)
 
 
-def collect(frame: Any) -> list[Any]:
+def collect(frame: DataFrame) -> list[Any]:
     """The rows of a frame, one after the other, whose tasks speak to shards.
 
     Raises: the error of RayMQ that ended a task, from Spark's. It has the text, and no fields. Other errors of Spark.
@@ -20,7 +23,7 @@ def collect(frame: Any) -> list[Any]:
     return rows
 
 
-def partitions_of(frame: Any) -> int:
+def partitions_of(frame: DataFrame) -> int:
     """How many partitions a frame has when it is collected afterwards. Spark runs all stages but the last for it.
 
     Spark may choose another number each time it plans, and plans a frame once. Raises: as `collect`.

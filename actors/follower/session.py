@@ -7,7 +7,7 @@ and acknowledgement happen under one lock, so no answer describes a log that ano
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raymq.actors.api.shard_api import Frames, SendFrame
 from raymq.actors.supervise.elections import Elections
@@ -15,6 +15,9 @@ from raymq.replication import log_receiver, wire
 from raymq.replication.election_events import CopyLog, LeaderHeard, LeaderLost
 from raymq.store.base.errors import ChainDamaged, RayMQError, Rejected, Unavailable
 from raymq.store.log.chain import ChainUnit
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 #: how often the acknowledging thread checks whether its stream has ended
 ACK_WAIT_MS = 500
@@ -137,7 +140,7 @@ class FollowerSession:
                     self._stream = None
             acknowledger.join()
 
-    def _serve(self, frame: bytes, body: Any, stream: _LeaderStream) -> bool:
+    def _serve(self, frame: bytes, body: Buffer, stream: _LeaderStream) -> bool:
         header, message = wire.decode(frame)
         data = None if body is None else memoryview(body).cast("B")
         if isinstance(message, wire.AppendEntries):

@@ -25,12 +25,15 @@ import json
 import struct
 from array import array
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from raymq.store.base.errors import Rejected
 from raymq.store.records.requests import PutOutcome
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 PUT, FETCH, REPLICATE = "put", "fetch", "replicate"
 
@@ -164,7 +167,7 @@ def unpack_records(
     return head, pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(edges), data])
 
 
-def frame_batch(body: Any) -> pa.RecordBatch:
+def frame_batch(body: Buffer) -> pa.RecordBatch:
     """Log bytes as a batch of one row, without a copy."""
     buffer = body if isinstance(body, pa.Buffer) else pa.py_buffer(body)
     offsets = pa.py_buffer((0).to_bytes(8, "little") + buffer.size.to_bytes(8, "little"))

@@ -103,7 +103,7 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def _encoded(column: Any) -> pa.Array:
+def _encoded(column: pa.Array) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if not pa.types.is_map(column.type):

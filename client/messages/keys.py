@@ -7,7 +7,6 @@ keys go to `__KEY_B64`.
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +110,7 @@ def _base64(keys: pa.Array) -> pa.Array:
     return pa.array([base64.b64encode(key) or b"=" for key in keys.to_pylist()], pa.binary())
 
 
-def as_binary(column: Any, name: str) -> pa.Array:
+def as_binary(column: pa.Array, name: str) -> pa.Array:
     """Convert a text or bytes column to binary. Raises: Rejected for another type or chunks over 2 GiB."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

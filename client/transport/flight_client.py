@@ -227,7 +227,12 @@ class FlightStream:
 
     schema = PUT_SCHEMA
 
-    def __init__(self, writer: Any, reader: Any, connection: ShardConnection) -> None:
+    def __init__(
+        self,
+        writer: flight.MetadataRecordBatchWriter,
+        reader: flight.MetadataRecordBatchReader,
+        connection: ShardConnection,
+    ) -> None:
         self._writer = writer
         self._reader = reader
         self._connection = connection

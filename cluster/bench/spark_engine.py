@@ -22,6 +22,8 @@ from .dataset_load import (
 )
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from raymq.client.handle import ClusterHandle
 
 
@@ -45,7 +47,7 @@ def engine(cluster: ClusterHandle, plan: DatasetPlan) -> Iterator[DatasetEngine]
 class SparkEngine(DatasetEngine):
     """Rows made, written and read by Spark 3.5."""
 
-    def __init__(self, spark: Any, cluster: ClusterHandle) -> None:
+    def __init__(self, spark: SparkSession, cluster: ClusterHandle) -> None:
         self.spark = spark
         self.cluster = cluster
 

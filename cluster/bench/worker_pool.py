@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any
 
 from raymq.cluster.cluster import Cluster
@@ -124,7 +125,7 @@ class Gate:
 class RayControl:
     """The control of a Ray task: it asks the gate, one call at a time."""
 
-    def __init__(self, ray: Any, gate: Any) -> None:
+    def __init__(self, ray: ModuleType, gate: Any) -> None:
         self._ray = ray
         self._gate = gate
         self._asked: Any = None
@@ -160,7 +161,7 @@ class RayWorkers:
     Tasks ask Ray for no CPU: all must run at once, even on a small cluster.
     """
 
-    def __init__(self, ray: Any, cluster: Cluster, jobs: Sequence[Job]) -> None:
+    def __init__(self, ray: ModuleType, cluster: Cluster, jobs: Sequence[Job]) -> None:
         self._ray = ray
         self._gate = ray.remote(num_cpus=0)(Gate).remote()
         options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": "SPREAD"}

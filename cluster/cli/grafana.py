@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.resources
 import os
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from raymq.cluster.deploy.ray_host import RayTarget, find_ray, session
 from raymq.cluster.record.targets import local_paths
@@ -90,7 +90,7 @@ def dashboards_folder(session_dir: Path, files: Files) -> Path:
     raise Rejected(message, field="directory", path=str(session_dir))
 
 
-def _session_dir(ray: Any) -> Path:
+def _session_dir(ray: ModuleType) -> Path:
     # A second init only returns the facts of the first.
     context = ray.init(ignore_reinit_error=True, configure_logging=False)
     return Path(context.address_info["session_dir"])

@@ -8,11 +8,14 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 from .console import EXIT_OK, Console, cluster_of
+
+if TYPE_CHECKING:
+    from raymq.client.messages.received import ReceivedMessage
 
 _POLL_TIMEOUT_S = 1.0
 _POLL_RECORDS = 1000
@@ -170,7 +173,7 @@ def _until(consumer: Any, ends: dict[int, int] | None) -> Iterator[Any]:
                 left.pop(message.queue_id, None)
 
 
-def _print_message(message: Any, output: str, console: Console) -> None:
+def _print_message(message: ReceivedMessage, output: str, console: Console) -> None:
     if output == "raw":
         console.line(message.body)
     elif output == "hex":

@@ -20,6 +20,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from raymq.actors.leader.metrics import Collector, MakeInstrument, MetricValues
@@ -60,7 +61,7 @@ class Controller:
 
     def __init__(
         self,
-        ray: Any,
+        ray: ModuleType,
         cluster_dir: str,
         *,
         make_instrument: MakeInstrument,

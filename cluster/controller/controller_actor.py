@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import ModuleType
 from typing import Any
 
 from raymq.client.transport.actor_names import NAMESPACE, controller_name
@@ -21,7 +22,7 @@ _MAX_CONCURRENCY = 2
 
 
 def make(
-    ray: Any, record: ClusterRecord, paths: ClusterPaths, *, clock: Clock, warn: Progress
+    ray: ModuleType, record: ClusterRecord, paths: ClusterPaths, *, clock: Clock, warn: Progress
 ) -> None:
     """Make the controller on this machine, in place of one that runs, and do not wait until it works.
 
@@ -81,7 +82,7 @@ def end(ray: Any, cluster: str, *, clock: Clock) -> bool:
     return True
 
 
-def _find(ray: Any, name: str) -> Any:
+def _find(ray: ModuleType, name: str) -> Any:
     with contextlib.suppress(ValueError):
         return ray.get_actor(name, namespace=NAMESPACE)
     return None

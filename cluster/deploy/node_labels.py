@@ -8,6 +8,7 @@ id, which is new at each start of a raylet. A machine that gets the label of ano
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from raymq.store.base.errors import RayMQError, Rejected
@@ -55,7 +56,7 @@ def check_nodes(ray: object, nodes: Iterable[str], *, first: bool) -> list[str]:
     return [address for node in wanted for address in found.get(node, [])]
 
 
-def this_node_selector(ray: Any) -> dict[str, str]:
+def this_node_selector(ray: ModuleType) -> dict[str, str]:
     """The label selector of this machine's node, where the data directory is.
 
     The host label survives a restart of the node's raylet, its node id does not. In a Ray that was started without the

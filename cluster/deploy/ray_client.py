@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import sys
 import warnings
+from types import ModuleType
 from typing import Any
 
 from raymq.client.handle import ClusterHandle
@@ -76,7 +77,7 @@ def find(name: str | None) -> ClusterHandle:
     return cluster
 
 
-def handle_of(ray: Any, name: str) -> ClusterHandle:
+def handle_of(ray: ModuleType, name: str) -> ClusterHandle:
     """A cluster in the Ray that this process is connected to, as its shards describe it.
 
     Raises: Rejected (no such cluster), Unavailable (its first shard does not answer).
@@ -111,7 +112,7 @@ def _connected_address() -> str:
     return address
 
 
-def _init(ray: Any, address: str, clock: Clock | None = None) -> None:
+def _init(ray: ModuleType, address: str, clock: Clock | None = None) -> None:
     # Ray Client warns about large arguments of calls. Here they are batches of messages.
     warnings.filterwarnings("ignore", "More than 10MB of messages", UserWarning)
     clock = clock or Clock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 from raymq.actors.protocol import tls
 from raymq.cluster.record.cluster_record import ClusterRecord, store_config
@@ -24,7 +24,7 @@ def check_pools(paths: ClusterPaths, record: ClusterRecord, files: Files) -> Non
         check_room(leaders, pool_bytes, files=files)
 
 
-def check_addresses(ray: Any, record: ClusterRecord, *, first: bool) -> list[str]:
+def check_addresses(ray: ModuleType, record: ClusterRecord, *, first: bool) -> list[str]:
     """Warnings about addresses at which other machines can read the traffic.
 
     Raises: Rejected when `insecure` does not accept that, or when nodes are missing or named twice.

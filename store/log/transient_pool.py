@@ -24,10 +24,13 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from raymq.store.base.errors import RayMQError, StorageFull, Unavailable, require
 from raymq.store.base.files import Files
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 SHM_DIR = "/dev/shm"
 HEADER_BYTES = 4096
@@ -205,7 +208,7 @@ class TransientPool(PoolReader):
         require(self.committed >= self.hole_end, "one hole at a time", hole=self.hole)
         self._words[_HOLE] = offset
 
-    def write(self, offset: int, data: Any) -> None:
+    def write(self, offset: int, data: Buffer) -> None:
         """Store log bytes. Callers: after making room. A pwrite is used because other threads run during it."""
         data = memoryview(data).cast("B")
         at = offset % self.size_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from raymq.store.base.errors import require
 
 from .binary_columns import joined_values, value_offsets
 from .record_walk import gather, layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 #: the columns of `decode`. Hosts are "1.2.3.4:5" or "[2001:db8:0:0:0:0:0:1]:5"
 RECORD_SCHEMA = pa.schema(
@@ -40,7 +43,7 @@ _NUMBERS = [field.name for field in RECORD_SCHEMA if pa.types.is_integer(field.t
 
 
 def decode(
-    data: Any,
+    data: Buffer,
     starts: npt.ArrayLike,
     sizes: npt.ArrayLike,
     *,
@@ -171,7 +174,7 @@ def decode_column(records: pa.BinaryArray) -> pa.RecordBatch:
     return decode(joined_values(records), offsets[:-1] - offsets[0], np.diff(offsets))
 
 
-def select(data: Any, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryArray:
+def select(data: Buffer, starts: npt.ArrayLike, sizes: npt.ArrayLike) -> pa.BinaryArray:
     """The records at `starts` (relative to `data`), byte for byte, as one binary column.
 
     Neighbours are not copied: the column then refers to `data`. Args: `starts`, `sizes`: ascending, within 2 GiB.

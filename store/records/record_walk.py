@@ -6,7 +6,7 @@ Source: CommitLog#checkMessageAndReturnSize. RayMQ also checks the physical offs
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from raymq.store.base.checksum import range_crcs
 from raymq.store.base.errors import require
 
 from .one_record import is_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 #: the magics of message records, as bytes of the log
 MAGICS = (fmt.MAGIC_V1.to_bytes(4, "big"), fmt.MAGIC_V2.to_bytes(4, "big"))
@@ -67,7 +70,7 @@ class Walk(NamedTuple):
 
 
 def walk(
-    data: Any,
+    data: Buffer,
     base_offset: int,
     *,
     stop: int | None = None,
@@ -319,7 +322,7 @@ class RecordFault(NamedTuple):
 
 
 def first_fault(
-    view: Any,
+    view: memoryview,
     starts: Int64s,
     sizes: Int64s,
     positions: Int64s | None = None,
@@ -356,7 +359,7 @@ def first_fault(
 
 
 def _are_whole(
-    view: Any, starts: Int64s, sizes: Int64s, positions: Int64s | None, check_crc: bool
+    view: memoryview, starts: Int64s, sizes: Int64s, positions: Int64s | None, check_crc: bool
 ) -> bool:
     data, count = memoryview(view), len(starts)
     expected = [None] * count if positions is None else positions.tolist()
@@ -385,7 +388,7 @@ class FoundRecords(NamedTuple):
         return FoundRecords(is_record=is_record, **columns)
 
 
-def records_at(view: Any, starts: Int64s, positions: Int64s) -> FoundRecords:
+def records_at(view: memoryview, starts: Int64s, positions: Int64s) -> FoundRecords:
     """The records at `starts` (0 or more) of a buffer, which have these physical offsets.
 
     Bodies are not checked. `one_record.record_at` does the same for one record.

@@ -248,7 +248,7 @@ class QueueCheck:
                 offset = expected
             next_offsets[key] = offset + 1
 
-    def _report_unmatched(self, rows: QueueRows, units: Any, left: Bools) -> None:
+    def _report_unmatched(self, rows: QueueRows, units: npt.NDArray[np.void], left: Bools) -> None:
         key = (rows.topic, rows.queue_id)
         if units is None:
             self._report(key, rows.offsets, left, HAS_UNIT_RULE, None, rows.positions)
@@ -267,7 +267,7 @@ class QueueCheck:
         offsets: Int64s,
         wrong: npt.NDArray[np.bool_],
         rule: str,
-        units: Any,
+        units: npt.NDArray[np.void],
         positions: Int64s | None,
     ) -> None:
         """Name the first wrong rows and count the others. Args: `positions`: None: no record is known."""

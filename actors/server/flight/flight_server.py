@@ -113,7 +113,9 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     # --- actions ----------------------------------------------------------------------------------
 
-    def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> Iterator[flight.Result]:
         """Serve one administrative operation: JSON in, {"result"} or {"error"} out."""
         self._admits.wait()
         try:
@@ -143,7 +145,13 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     # --- streams ----------------------------------------------------------------------------------
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: Any,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
         """Serve a stream until its client ends it. Errors are sent as errors of errors.py."""
         self._admits.wait()
         try:
@@ -171,7 +179,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             )
             raise _flight_error(wrong) from error
 
-    def _fetch(self, context: Any, reader: Any, writer: Any) -> None:
+    def _fetch(
+        self,
+        context: flight.ServerCallContext,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
         writer.begin(flight_messages.FETCH_SCHEMA)
         with _LockedSend(writer) as send, self._notify_on_stop(send.goaway):
             for chunk in chunks(reader):
@@ -189,7 +202,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 for part in slices:
                     self._send_slice(send, number, part, is_last=part is slices[-1])
 
-    def _read(self, context: Any, request: FetchRequest) -> list[FetchSlice]:
+    def _read(self, context: flight.ServerCallContext, request: FetchRequest) -> list[FetchSlice]:
         """One fetch, whose wait ends early when the client has left or the server stops.
 
         gRPC tells neither to a thread that waits, so this one looks now and then.
@@ -217,7 +230,9 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         else:
             send(*flight_messages.pack_records(head, records))
 
-    def _replicate(self, reader: Any, writer: Any) -> None:
+    def _replicate(
+        self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter
+    ) -> None:
         writer.begin(flight_messages.FRAME_SCHEMA)
 
         def frames() -> Iterator[tuple[bytes, Any]]:
@@ -243,7 +258,7 @@ class _LockedSend:
     made inside a `with` block of this object.
     """
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: flight.MetadataRecordBatchWriter) -> None:
         self._writer = writer
         self._lock = threading.Lock()
 

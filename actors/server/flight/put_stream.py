@@ -37,7 +37,7 @@ BUSY_BYTES = 128 << 10
 GONE = (flight.FlightError, pa.ArrowException, OSError)
 
 
-def chunks(reader: Any) -> Iterator[Any]:
+def chunks(reader: flight.MetadataRecordBatchReader) -> Iterator[Any]:
     """The messages of a stream until the client ends it or leaves."""
     while True:
         try:
@@ -73,8 +73,8 @@ class PutStreamServer:
     def __init__(
         self,
         backend: ShardBackend,
-        reader: Any,
-        writer: Any,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
         memory: ReceiveMemory | None = None,
         born_host: tuple[str, int] | None = None,
     ) -> None:
