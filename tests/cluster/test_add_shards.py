@@ -171,13 +171,14 @@ class Shard:
         self.spec_shards = shards
         self.state = ShardState()
         self.store: Any = self
+        self.topics: Any = self
         self.parts: Any = SimpleNamespace(identity=SimpleNamespace(facts=self.identity))
         self.log = SimpleNamespace(end=0)
 
     def run(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         return call_leader(OPERATIONS, self, op, args)
 
-    def create_topic(
+    def create(
         self, name: str, queues: int, shards: list[int], attributes: Any, **added: int
     ) -> AppendedRows | None:
         info = check_new_topic(name, queues, tuple(shards), self.state.topics, attributes)
@@ -197,7 +198,7 @@ class Shard:
             known[name] = info
         return AppendedRows.up_to(0)
 
-    def topic_end(self, name: str) -> int:
+    def end_of(self, name: str) -> int:
         return 0
 
     def put_inner(self, messages: list[Any], *, progress: ServiceProgress) -> None:

@@ -252,7 +252,7 @@ def truncation(host: Host) -> None:
 def administration(host: Host) -> None:
     for turn in range(3):
         host.change_state(
-            f"topic t{turn}", 1, lambda s, turn=turn: s.create_topic(f"t{turn}", 1, [0])
+            f"topic t{turn}", 1, lambda s, turn=turn: s.topics.create(f"t{turn}", 1, [0])
         )
         host.change_state(
             "offset", turn, lambda s, turn=turn: s.commit_offsets("g", "t", {0: turn})
