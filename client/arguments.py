@@ -91,7 +91,7 @@ def clean_token(field: str, token: str | None) -> str:
     return text
 
 
-def takes_options_of(described: Callable[..., Any]) -> Callable[[_Function], _Function]:
+def takes_options_of(described: Callable[..., object]) -> Callable[[_Function], _Function]:
     """Decorate a function that passes `**options` on: its signature then shows the keywords of `described`."""
 
     def decorate(function: _Function) -> _Function:

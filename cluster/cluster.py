@@ -120,7 +120,7 @@ class Cluster(ClusterHandle):
             "ray_address": self.ray_address,
         }
 
-    def _may_lead_elsewhere(self, answer: dict[str, Any] | RayMQError) -> bool:
+    def _may_lead_elsewhere(self, answer: dict[str, object] | RayMQError) -> bool:
         """Whether an answer to `status` may not be that of the shard's leader."""
         if not isinstance(answer, RayMQError):
             return answer.get("mode") == "follower"
@@ -552,14 +552,14 @@ class Cluster(ClusterHandle):
                 self.placement = record.placement
 
 
-def _state_of(shard_states: set[Any]) -> str:
+def _state_of(shard_states: set[object]) -> str:
     """The state of a cluster."""
     if shard_states == {"RUNNING"}:
         return "RUNNING"
     return "DOWN" if shard_states <= _ABSENT else "DEGRADED"
 
 
-def _in_trouble(facts: dict[str, Any]) -> bool:
+def _in_trouble(facts: dict[str, object]) -> bool:
     """Whether a lost node may be the cause of a shard's state."""
     return facts["state"] in _ABSENT or _follower_lags(facts)
 
@@ -578,7 +578,7 @@ def _follower_lags(facts: dict[str, Any]) -> bool:
     return has_followers and bool(facts.get("appended", 0) > facts.get("confirmed", 0))
 
 
-def _facts(shard: int, answer: dict[str, Any] | RayMQError) -> dict[str, object]:
+def _facts(shard: int, answer: dict[str, object] | RayMQError) -> dict[str, object]:
     """The `status` entry for a shard with this answer."""
     if not isinstance(answer, RayMQError):
         return answer

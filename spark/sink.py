@@ -160,7 +160,7 @@ def write(
 
 
 def _checked_targets(
-    df: Any, topics: dict[str, dict[str, Any]], topic: str | None
+    df: Any, topics: dict[str, dict[str, object]], topic: str | None
 ) -> dict[str, SinkTopic]:
     """The topics of a write. Raises: Rejected for an unknown topic, or a column that does not fit."""
     found = targets(topics, topic)

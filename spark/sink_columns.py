@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from raymq.client.messages.topic_schema import spark_type
 from raymq.client.messages.topic_values import TopicValues
@@ -28,7 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def targets(topics: Mapping[str, Mapping[str, Any]], topic: str | None) -> dict[str, SinkTopic]:
+def targets(topics: Mapping[str, Mapping[str, object]], topic: str | None) -> dict[str, SinkTopic]:
     """The topics to which rows may go, by name. Raises: Rejected if `topic`, that of all rows, does not exist."""
     if topic is not None and topic not in topics:
         raise Rejected(

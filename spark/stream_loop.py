@@ -30,12 +30,12 @@ def stream(
     cluster: ClusterHandle,
     topic: str | None = None,
     *,
-    foreachBatch: Callable[[Any, int], Any],  # noqa: N803 (Spark's names)
+    foreachBatch: Callable[[object, int], object],  # noqa: N803 (Spark's names)
     checkpointLocation: str,  # noqa: N803
     availableNow: bool = False,  # noqa: N803
     interval_s: float = 1.0,
     stop: threading.Event | None = None,
-    schema: str | Any | None = None,
+    schema: str | object | None = None,
     **options: object,
 ) -> int:
     """Read topics in batches, and call a function with each, until all is read or `stop` is set.

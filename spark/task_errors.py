@@ -31,7 +31,7 @@ def partitions_of(frame: DataFrame) -> int:
     return int(_asked(lambda: frame._jdf.queryExecution().toRdd().getNumPartitions()))
 
 
-def _asked(call: Callable[[], Any]) -> Any:
+def _asked(call: Callable[[], object]) -> Any:
     try:
         return call()
     except Exception as error:

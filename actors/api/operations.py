@@ -43,7 +43,7 @@ OperationTable = Mapping[str, Operation]
 
 
 def operation(
-    run: Callable[..., dict[str, Any]], **arguments: Argument | ArgumentCheck
+    run: Callable[..., dict[str, object]], **arguments: Argument | ArgumentCheck
 ) -> Operation:
     """A row of a table. Args: `arguments`: a check alone is that of an argument that must be given."""
     found = {
@@ -139,7 +139,7 @@ def integers(check: ArgumentCheck, *, least: int = 0, most: int) -> ArgumentChec
     return check_all
 
 
-def unnamed(check: Callable[[Any], Any]) -> ArgumentCheck:
+def unnamed(check: Callable[[object], object]) -> ArgumentCheck:
     """A check that names its field itself."""
     return lambda field, value: check(value)
 

@@ -62,7 +62,7 @@ ACK_TEMPLATE = (
 )
 
 
-def _plain(value: Any) -> int:
+def _plain(value: object) -> int:
     """An integer of another type, such as numpy's, as JSON takes it. Raises: Rejected for anything else."""
     if isinstance(value, Integral):
         return int(value)
@@ -125,7 +125,7 @@ def unpack_frame(metadata: Any, batch: pa.RecordBatch | None) -> tuple[bytes, me
     return header, memoryview(data)[end:]
 
 
-def pack_records(head: dict[str, Any], records: pa.Array) -> tuple[bytes, pa.RecordBatch | None]:
+def pack_records(head: dict[str, object], records: pa.Array) -> tuple[bytes, pa.RecordBatch | None]:
     """The records of one queue as metadata and batch."""
     rows = len(records)
     if rows <= INLINE_ROWS_MAX and not records.offset:

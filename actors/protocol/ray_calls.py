@@ -43,7 +43,7 @@ _ACK_FIELDS = ("id", *PutOutcome._fields)
 def pack_call(
     stream: str,
     number: int,
-    batches: list[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]],
+    batches: list[tuple[dict[str, object], pa.RecordBatch | SmallBatch]],
     *,
     producer_waits: bool,
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
@@ -76,7 +76,7 @@ def pack_call(
 
 
 def unpack_call(
-    call: bytes, buffers: list[Any] | None = None
+    call: bytes, buffers: list[object] | None = None
 ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], Any]]]:
     """The inverse of `pack_call`. Raises: Rejected for other arguments."""
     try:
@@ -102,7 +102,7 @@ def unpack_call(
         raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error
 
 
-def pack_acks(results: list[tuple[Any, PutOutcome | RayMQError]]) -> bytes:
+def pack_acks(results: list[tuple[object, PutOutcome | RayMQError]]) -> bytes:
     """The answer of `append`: the outcomes of the batches with these ids."""
     if len(results) == 1 and isinstance(results[0][1], PutOutcome):
         try:

@@ -95,7 +95,7 @@ class ReplicaTransport:
             connection.close()
             raise
 
-    def replica_calls(self, endpoint: str, sender: Callable[[], dict[str, Any]]) -> ReplicaCalls:
+    def replica_calls(self, endpoint: str, sender: Callable[[], dict[str, object]]) -> ReplicaCalls:
         """Calls of the replica at host:port. Args: `sender`: as for ReplicaCalls."""
         return ReplicaCalls(self._connection(endpoint), sender)
 

@@ -324,7 +324,7 @@ def _decoded_by_python(texts: pa.Array, schema: pa.Schema) -> list[pa.Array]:
     return _all_made(found, schema)
 
 
-def _all_made(columns: list[list[Any]], schema: pa.Schema) -> list[pa.Array]:
+def _all_made(columns: list[list[object]], schema: pa.Schema) -> list[pa.Array]:
     """The arrays of all columns. Raises: NotOfSchema for the first row with a value that its type does not take."""
     made: list[pa.Array] = []
     faults: list[NotOfSchema] = []

@@ -48,7 +48,7 @@ class _DecodedField:
         return values[self._name]
 
 
-def _decoded(decode: Callable[[dict[str, Any]], object], *default: object) -> Any:
+def _decoded(decode: Callable[[dict[str, object]], object], *default: object) -> Any:
     return _DecodedField(decode, *default)
 
 
@@ -93,7 +93,7 @@ def _decode_key_and_tag(values: dict[str, Any]) -> dict[str, str]:
     return properties
 
 
-def _decode_properties(values: dict[str, Any]) -> None:
+def _decode_properties(values: dict[str, object]) -> None:
     properties = _decode_key_and_tag(values)
     words = properties.get(INDEX_KEYS, "")
     values["index_keys"] = tuple(filter(None, words.split(INDEX_KEY_SEPARATOR))) if words else ()

@@ -272,7 +272,7 @@ class AsyncProducer(OpenClient):
         waits = [asyncio.wrap_future(future) for future in futures]
         return list(await asyncio.shield(asyncio.gather(*waits)))
 
-    async def resend(self, sent: Coroutine[Any, Any, Receipt]) -> Receipt:
+    async def resend(self, sent: Coroutine[object, object, Receipt]) -> Receipt:
         """Send again a message that raised DeliveryUnknown, with the same sequence number: see `Producer.resend`.
 
         Args: `sent`: the result of `send`. A cancelled wait does not take the message back.

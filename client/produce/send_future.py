@@ -260,7 +260,7 @@ class SendFuture:
         """Whether `result` returns at once."""
         return self._batch.done()
 
-    def add_done_callback(self, callback: Callable[[SendFuture], Any]) -> None:
+    def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:
         """Call `callback(self)` when it is done.
 
         The call comes at once, from a sender's thread, or from a thread that blocks on a receipt. It must not wait for

@@ -87,7 +87,9 @@ def repeat_call(
     return repeat_unknown(lambda: cluster.call(shard, op, arguments), Clock())
 
 
-def repeat_unknown(call: Callable[[], dict[str, Any]], clock: Clock) -> tuple[dict[str, Any], bool]:
+def repeat_unknown(
+    call: Callable[[], dict[str, object]], clock: Clock
+) -> tuple[dict[str, Any], bool]:
     """Repeat a call with an unknown outcome: after a start a flush service or follower may not run yet.
 
     Returns: the answer, and whether the outcome was unknown once. Raises: DeliveryUnknown after CREATE_TIMEOUT_S.

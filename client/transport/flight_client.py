@@ -303,7 +303,7 @@ class FlightPutStream(FlightStream):
     #: bytes that may be unanswered, as the server said, or None before it has
     stream_limit_bytes: int | None = None
 
-    def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
+    def send(self, meta: dict[str, object], batch: pa.RecordBatch) -> None:
         """Send one batch. Raises: Unavailable when the stream broke."""
         self._write(flight_messages.pack(meta), batch)
 

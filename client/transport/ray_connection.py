@@ -103,7 +103,7 @@ class RayShardConnection:
         """Begin an administrative operation and return its future, which raises like `call`. Raises: Unavailable."""
         answer: Future[dict[str, Any]] = Future()
 
-        def finish(done: Future[dict[str, Any]]) -> None:
+        def finish(done: Future[dict[str, object]]) -> None:
             try:
                 answer.set_result(done.result())
             except Exception as error:
@@ -208,7 +208,7 @@ class RayPutStream(_RayStream):
         with self._lock:
             self._stream = stream
 
-    def send(self, meta: dict[str, Any], batch: pa.RecordBatch) -> None:
+    def send(self, meta: dict[str, object], batch: pa.RecordBatch) -> None:
         """Send one batch. Raises: Unavailable when the stream broke."""
         self._send([(meta, batch)])
 
@@ -216,7 +216,7 @@ class RayPutStream(_RayStream):
         """Send small batches, in one call if they fit. Raises: Unavailable when the stream broke."""
         self._send(puts)
 
-    def _send(self, puts: Sequence[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]]) -> None:
+    def _send(self, puts: Sequence[tuple[dict[str, object], pa.RecordBatch | SmallBatch]]) -> None:
         self._check()
         if not self._stream:
             self.opened()
@@ -292,6 +292,6 @@ class RayFetchStream(_RayStream):
                 return [_fetched(*part) for part in found]
 
 
-def _fetched(head: dict[str, Any], data: pa.Buffer | None) -> FetchSlice:
+def _fetched(head: dict[str, object], data: pa.Buffer | None) -> FetchSlice:
     records = None if data is None else pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)
     return fetches.unpack_slice(head, records)

@@ -247,7 +247,7 @@ class Routes:
         takes long for its fetch, and is not left.
         """
 
-        def take(done: Future[dict[str, Any]]) -> None:
+        def take(done: Future[dict[str, object]]) -> None:
             error = done.exception()
             if isinstance(error, Unavailable | DeliveryUnknown):
                 on_silent()
@@ -488,7 +488,7 @@ class Routes:
         Calls `on_moved`, on any thread, if a replica elsewhere leads in a higher epoch than that of `route`.
         """
 
-        def take(done: Future[dict[str, Any]]) -> None:
+        def take(done: Future[dict[str, object]]) -> None:
             if done.exception() is None:
                 self._note_answer(shard, done.result())
                 if self._leads_elsewhere(shard, route):

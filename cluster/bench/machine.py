@@ -17,7 +17,7 @@ _GIB = 1 << 30
 _PACKAGES = ("ray", "pyarrow", "numpy")
 
 
-def machine(cluster: Mapping[str, Any], files: Files | None = None) -> dict[str, Any]:
+def machine(cluster: Mapping[str, object], files: Files | None = None) -> dict[str, Any]:
     """The machine that ran the benchmark. Args: `cluster`: the result of `Cluster.describe`."""
     return {
         "host": platform.node(),

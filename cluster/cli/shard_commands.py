@@ -179,7 +179,7 @@ def _summary(shard: int, rows: list[dict[str, Any]]) -> dict[str, object]:
     }
 
 
-def _line(shard: dict[str, Any]) -> str:
+def _line(shard: dict[str, object]) -> str:
     leader = "no replica leads" if shard["leader"] is None else f"replica {shard['leader']} leads"
     lost = "; DATA-LOSS-POSSIBLE: a majority was lost" if shard["unclean_recoveries"] else ""
     return (

@@ -25,7 +25,7 @@ StatusFacts = Mapping[str, Any]
 
 
 def status_lines(
-    status: StatusFacts, topics: Mapping[str, Any] | None, *, verbose: bool
+    status: StatusFacts, topics: Mapping[str, object] | None, *, verbose: bool
 ) -> Iterator[str]:
     """The text of a cluster's status.
 

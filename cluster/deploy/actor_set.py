@@ -57,7 +57,7 @@ def specs(
     record: ClusterRecord,
     paths: ClusterPaths,
     token: str,
-    options: dict[str, Any],
+    options: dict[str, object],
     ca: bytes | None = None,
 ) -> list[ActorSpec]:
     """One plain dict per actor, in starting order: the argument of its constructor."""

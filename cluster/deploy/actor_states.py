@@ -97,7 +97,7 @@ def missing(record: ClusterRecord, names: Iterable[str]) -> set[tuple[int, int, 
     }
 
 
-def answer(ray: ModuleType, call: Any, timeout_s: float) -> ReadyRow:
+def answer(ray: ModuleType, call: object, timeout_s: float) -> ReadyRow:
     """The answer of a CommitLog's `ready`, or why there is none: state PENDING or DOWN."""
     try:
         state: ReadyRow = ray.get(call, timeout=timeout_s)

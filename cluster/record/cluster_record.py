@@ -163,7 +163,9 @@ class ClusterRecord:
         """The epoch that each replica of a shard has heard at least."""
         return 0 if self.least_epochs is None else self.least_epochs[shard]
 
-    def with_recovery(self, shard: int, facts: dict[str, Any], least_epoch: int) -> ClusterRecord:
+    def with_recovery(
+        self, shard: int, facts: dict[str, object], least_epoch: int
+    ) -> ClusterRecord:
         """The record after a shard was recovered without a majority.
 
         Args: `facts`: as of `recover_shard`. They take the place of an entry with the same `at_ms`.

@@ -149,7 +149,7 @@ def _write(value: object, depth: int) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _write_object(value: dict[Any, Any], depth: int) -> str:
+def _write_object(value: dict[object, object], depth: int) -> str:
     if not value:
         return "{}"
     tabs = "\t" * (depth + 1)

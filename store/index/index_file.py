@@ -363,7 +363,7 @@ class IndexFile:
         data = self._read(at + low * ENTRY_BYTES, at + high * ENTRY_BYTES)
         return np.frombuffer(data, dtype=ENTRY_DTYPE)
 
-    def _items(self, at: int, numbers: Int64s, dtype: np.dtype[Any]) -> Structs:
+    def _items(self, at: int, numbers: Int64s, dtype: np.dtype[np.generic]) -> Structs:
         """The items with these numbers of a table that begins at `at`."""
         if not len(numbers):
             return np.empty(0, dtype=dtype)

@@ -356,7 +356,9 @@ def _constant(value: bool | None) -> Condition:
     return lambda columns, count: pa.repeat(pa.scalar(value, pa.bool_()), count)
 
 
-def _join(how: Callable[[Any, Any], pa.Array], left: Condition, right: Condition) -> Condition:
+def _join(
+    how: Callable[[object, object], pa.Array], left: Condition, right: Condition
+) -> Condition:
     return lambda columns, count: how(left(columns, count), right(columns, count))
 
 

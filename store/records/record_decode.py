@@ -133,7 +133,7 @@ def _fields_of_kind(
     return columns
 
 
-def _hosts(ips: npt.NDArray[Any], ports: npt.NDArray[Any]) -> pa.StringArray:
+def _hosts(ips: npt.NDArray[np.generic], ports: npt.NDArray[np.generic]) -> pa.StringArray:
     """Hosts as text. Each different host is formatted once."""
     packed = np.empty((len(ips), ips.dtype.itemsize + 4), dtype=np.uint8)
     packed[:, :-4] = np.ascontiguousarray(ips).view(np.uint8).reshape(len(ips), -1)

@@ -86,7 +86,7 @@ def _checked_decision(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _place_of(decision: Mapping[str, Any]) -> tuple[int, int]:
+def _place_of(decision: Mapping[str, object]) -> tuple[int, int]:
     """The producer id and the sequence of a decision."""
     batch = StreamBatch.of(decision)
     if batch is None:
@@ -94,7 +94,7 @@ def _place_of(decision: Mapping[str, Any]) -> tuple[int, int]:
     return batch.decisions_producer_id, batch.place
 
 
-def body_of(decision: Mapping[str, Any]) -> bytes:
+def body_of(decision: Mapping[str, object]) -> bytes:
     """A decision as the body of its record. Its ranges have much in common, and take an eighth of their JSON."""
     return zlib.compress(json.dumps(decision, separators=(",", ":")).encode())
 
@@ -136,7 +136,7 @@ def has_decided(store: ServiceHost, batch: StreamBatch) -> bool:
     return entry is not None and entry.next_sequence > batch.place
 
 
-def decide(store: ServiceHost, decision: Mapping[str, Any]) -> AppendedRows:
+def decide(store: ServiceHost, decision: Mapping[str, object]) -> AppendedRows:
     """Store the decision on a write, unless there is one. `first_decision` then reads the one that counts.
 
     Args: `decision`: JSON values, among them `write_id`, and `staged_ms`: the store time of the first of its rows.
@@ -148,7 +148,7 @@ def decide(store: ServiceHost, decision: Mapping[str, Any]) -> AppendedRows:
     return _put(store, decision)
 
 
-def _put(store: ServiceHost, decision: Mapping[str, Any]) -> AppendedRows:
+def _put(store: ServiceHost, decision: Mapping[str, object]) -> AppendedRows:
     columns = [
         pa.array([body_of(decision)], pa.binary()),
         pa.array([None], pa.string()),
@@ -165,7 +165,7 @@ def _put(store: ServiceHost, decision: Mapping[str, Any]) -> AppendedRows:
 
 
 def decide_batch(
-    store: ServiceHost, batch: StreamBatch, decision: Mapping[str, Any], complete: int | None
+    store: ServiceHost, batch: StreamBatch, decision: Mapping[str, object], complete: int | None
 ) -> BatchDecision | None:
     """Store the decision on a batch of a stream, or read the first one. Callers: everything decided is dispatched.
 

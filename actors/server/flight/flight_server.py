@@ -131,7 +131,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             answer = {"error": to_wire(wrong)}
         yield flight.Result(flight_messages.pack(answer))
 
-    def _check_identity(self, request: dict[str, Any]) -> None:
+    def _check_identity(self, request: dict[str, object]) -> None:
         mine = self._backend.identity()
         for name in ("cluster_id", "shard"):
             want = request.get(name)
@@ -241,7 +241,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
         with _LockedSend(writer) as send, self._notify_on_stop(send.goaway):
 
-            def answer(header: bytes, body: Any = None) -> None:
+            def answer(header: bytes, body: object = None) -> None:
                 send(*flight_messages.pack_frame(header, body))
 
             self._backend.replicate(frames(), answer)

@@ -158,7 +158,7 @@ class RayMethods:
 
     def _put(
         self,
-        meta: dict[str, Any],
+        meta: dict[str, object],
         data: object,
         producer_waits: bool,
         born_host: tuple[str, int] | None,
