@@ -128,7 +128,7 @@ class Cluster(ClusterHandle):
             return moved(answer)
         return may_lead_no_more(answer) or isinstance(answer, UntrustedServer)
 
-    def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, Any] | RayMQError]:
+    def _ask_status(self, shards: Iterable[int]) -> dict[int, dict[str, object] | RayMQError]:
         """The status of each shard, or its error."""
         return dict(self._routes().ask(shards, "status", {}, STATUS_TIMEOUT_S))
 

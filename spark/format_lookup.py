@@ -89,7 +89,7 @@ def _register(spark: Any) -> None:
         context.pythonExec = before
 
 
-def session_of_process() -> Any:
+def session_of_process() -> object:
     """The SparkSession of this thread, else of this process; None without one, and for Spark 3.5 and Spark Connect."""
     # A program without Spark does not import it for this.
     kind: Any = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)

@@ -84,7 +84,7 @@ def raydp_session(
     cores: int = 2,
     memory: str = "1GB",
     configs: dict[str, str] | None = None,
-) -> Any:
+) -> object:
     """A SparkSession on the Ray to which this process is connected. `raydp.stop_spark()` ends it.
 
     The driver listens on the address that its node has in Ray, unless `configs` has another `spark.driver.host`.

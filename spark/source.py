@@ -103,7 +103,7 @@ class RangeFrames:
         self._how = HowToRead(options.read_from, options.fail_on_data_loss, values)
         self._names = _names(schema, values, has_headers=options.include_headers)
 
-    def frame(self, ranges: Sequence[QueueRange]) -> Any:
+    def frame(self, ranges: Sequence[QueueRange]) -> object:
         """A DataFrame of these ranges, each of which is a task."""
         # One number for each task: that needs no shuffle.
         numbers = self._spark.range(0, len(ranges), 1, max(1, len(ranges)))
@@ -124,7 +124,7 @@ def _names(schema: Any, values: TopicValues, *, has_headers: bool) -> tuple[str,
 
 def _task(
     cluster: ClusterHandle, ranges: tuple[QueueRange, ...], names: tuple[str, ...], how: HowToRead
-) -> Any:
+) -> object:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -64,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = None if start is None else from_json(start)
         return to_json(self._connected().latest(begin, getattr(limit, "max_rows", None)))
 
-    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+    def getDefaultReadLimit(self) -> object:  # noqa: N802
         """The limit of `maxOffsetsPerTrigger`."""
         limit = self._options().max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)

@@ -48,7 +48,7 @@ def unpack_request(fields: Mapping[str, object], *, wait_limit_ms: int) -> Fetch
     return fetch_request(**given, wait_limit_ms=wait_limit_ms)
 
 
-def pack_slice(part: FetchSlice) -> tuple[dict[str, Any], pa.Array | None]:
+def pack_slice(part: FetchSlice) -> tuple[dict[str, object], pa.Array | None]:
     """The head of a queue's answer, and its records or None."""
     head: dict[str, Any] = {"queue": part.queue_id}
     if part.error is not None or part.records is None:

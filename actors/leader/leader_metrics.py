@@ -85,7 +85,7 @@ def as_status(values: MetricValues) -> dict[str, Any]:
     return {name.removeprefix("raymq_"): _as_json(value) for name, value in values.items()}
 
 
-def _as_json(value: float | Latencies | ByTags | None) -> Any:
+def _as_json(value: float | Latencies | ByTags | None) -> object:
     if isinstance(value, Latencies):
         return {
             "count": value.total,

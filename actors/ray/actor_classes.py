@@ -313,7 +313,7 @@ class CommitLogActor:
             note_failure=note_failure,
         )
 
-    def _sender(self) -> dict[str, Any]:
+    def _sender(self) -> dict[str, object]:
         """What this replica says of itself in each message of elections."""
         replica, endpoints = self._spec["replica"], self._addresses.known()
         if self._endpoint is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +51,7 @@ _STORED_AS = {
 
 def put_batch(
     data: pa.RecordBatch | pa.Table, *, now_ms: int, values: TopicValues | None = None
-) -> tuple[pa.RecordBatch, Any]:
+) -> tuple[pa.RecordBatch, object]:
     """Convert columns of messages to PUT_SCHEMA.
 
     Args: `data`: the columns `body` (binary or string), and optionally `key` (binary or string), `tag` (string),

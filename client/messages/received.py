@@ -37,7 +37,7 @@ class _DecodedField:
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, message: object, owner: type | None = None) -> Any:
+    def __get__(self, message: object, owner: type | None = None) -> object:
         if message is None:
             # `dataclass` asks for the default of the field.
             if self._default:

@@ -101,7 +101,7 @@ def _column(field: pa.Field, schema: pa.Schema) -> dict[str, object]:
     return {"name": name, "type": _type_json(name, field.type, 1), "nullable": field.nullable}
 
 
-def _type_json(place: str, kind: pa.DataType, depth: int) -> Any:
+def _type_json(place: str, kind: pa.DataType, depth: int) -> object:
     """A type as JSON. Args: `place`: the path to it, such as `order.lines`."""
     if depth > DEPTH_MAX:
         message = f"column {place} is nested more than {DEPTH_MAX} times; flatten it"

@@ -47,7 +47,7 @@ class DeferredSend(TaskSteps[Receipt]):
             return False
         return accepted.exception() is not None or accepted.result().done()
 
-    def __await__(self) -> Generator[Any, None, Receipt]:
+    def __await__(self) -> Generator[object, None, Receipt]:
         try:
             # A cancelled task stops waiting. The message is still sent.
             future = yield from asyncio.shield(self.accepted).__await__()
@@ -73,7 +73,7 @@ class ManySends(TaskSteps[list[Receipt]]):
     def __init__(self, sends: Sequence[SendFuture | DeferredSend]) -> None:
         self._sends = sends
 
-    def __await__(self) -> Generator[Any, None, list[Receipt]]:
+    def __await__(self) -> Generator[object, None, list[Receipt]]:
         receipts: list[Receipt] = []
         failed: RayMQError | None = None
         for send in self._sends:

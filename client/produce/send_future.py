@@ -268,7 +268,7 @@ class SendFuture:
         """
         self._batch.add_done_callback(lambda _: callback(self))
 
-    def __await__(self) -> Generator[Any, None, Receipt]:
+    def __await__(self) -> Generator[object, None, Receipt]:
         batch = self._batch
         if not batch.done():
             loop = asyncio.get_running_loop()
@@ -290,14 +290,14 @@ class TaskSteps(Generic[Result]):
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, None, Result]:
+    def __await__(self) -> Generator[object, None, Result]:
         raise NotImplementedError
 
     def send(self, value: None) -> Any:
         """One step of the task."""
         return self._step("send", value)
 
-    def throw(self, *error: object) -> Any:
+    def throw(self, *error: object) -> object:
         """Like a coroutine's: cancels the wait, not the message."""
         return self._step("throw", *error)
 
@@ -307,7 +307,7 @@ class TaskSteps(Generic[Result]):
         while steps:
             steps.popitem()[1].close()
 
-    def _step(self, method: str, *args: object) -> Any:
+    def _step(self, method: str, *args: object) -> object:
         """Let the running task go on. Once its wait has ended, another task begins anew."""
         steps, task = self._steps_of_tasks(), asyncio.current_task()
         generator = steps.get(task)
@@ -319,7 +319,7 @@ class TaskSteps(Generic[Result]):
             steps.pop(task, None)
             raise
 
-    def _steps_of_tasks(self) -> dict[Any, Generator[Any, None, Result]]:
+    def _steps_of_tasks(self) -> dict[object, Generator[object, None, Result]]:
         steps: dict[Any, Generator[Any, None, Result]] | None = getattr(self, "_steps", None)
         if steps is None:
             steps = {}

@@ -89,7 +89,7 @@ def repeat_call(
 
 def repeat_unknown(
     call: Callable[[], dict[str, object]], clock: Clock
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[dict[str, object], bool]:
     """Repeat a call with an unknown outcome: after a start a flush service or follower may not run yet.
 
     Returns: the answer, and whether the outcome was unknown once. Raises: DeliveryUnknown after CREATE_TIMEOUT_S.

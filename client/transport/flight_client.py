@@ -133,7 +133,7 @@ class ShardConnection:
         _holders.add(self)
 
     @property
-    def natives(self) -> tuple[Any, ...]:
+    def natives(self) -> tuple[object, ...]:
         """The native objects."""
         return (self._client,)
 
@@ -173,7 +173,7 @@ class ShardConnection:
         """A stream for reads. Raises: Unavailable."""
         return FlightFetchStream(*self.exchange(flight_messages.FETCH), self)
 
-    def exchange(self, op: str) -> tuple[Any, Any]:
+    def exchange(self, op: str) -> tuple[object, object]:
         """The writer and the reader of a new stream, which releases this connection at its end. Raises: Unavailable."""
         descriptor = flight.FlightDescriptor.for_command(
             flight_messages.pack({"op": op, **self._identity})
@@ -245,7 +245,7 @@ class FlightStream:
             raise translate(error, connection.endpoint) from error
 
     @property
-    def natives(self) -> tuple[Any, ...]:
+    def natives(self) -> tuple[object, ...]:
         """The native objects."""
         return self._writer, self._reader
 

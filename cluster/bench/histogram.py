@@ -110,7 +110,7 @@ class Histogram:
             },
         }
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[object, ...]:
         # Sparse: one is sent by every worker at every tick.
         slots = np.flatnonzero(self._counts)
         return slots.astype(np.int32), self._counts[slots], self.max, self.sum

@@ -60,7 +60,7 @@ class SparkEngine(DatasetEngine):
         """Read by `raymq.spark.read`."""
         return self._count(plan, self._frame(plan, begin, end))
 
-    def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> Any:
+    def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> object:
         return read(
             self.spark,
             self.cluster,
@@ -103,7 +103,7 @@ class Spark4Engine(SparkEngine):
         writer = writer.option("topic", plan.topic).option("writeId", write_id)
         writer.option("delivery", plan.delivery).save()
 
-    def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> Any:
+    def _frame(self, plan: DatasetPlan, begin: QueueOffsets, end: QueueOffsets) -> object:
         found = self.spark.read.format("raymq").schema("value binary")
         found = found.options(**options(self.cluster))
         for name, offsets in (("startingOffsets", begin), ("endingOffsets", end)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any
 
 from raymq.cluster.cluster import Cluster
 from raymq.store.base.errors import Bug, RayMQError
@@ -23,7 +22,7 @@ from .send import BatchTransport, BenchTransport, MessageTransport, Sending
 
 def work(
     job: Job, cluster: Cluster, control: Control, clock: BenchClock | None = None
-) -> Iterator[Any]:
+) -> Iterator[object]:
     """Do a job.
 
     Yields: READY, then for "produce" and "read" Snapshots and at the end SendResult or ReceiveResult. For
@@ -43,7 +42,7 @@ def work(
         yield from verify(cluster, job.plan, list(job.ranges), list(job.ledgers))
 
 
-def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[Any]:
+def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[object]:
     kind = MessageTransport if job.plan.api == "messages" else BatchTransport
     transport: BenchTransport = kind(cluster, job.plan)
     with contextlib.closing(transport):

@@ -146,7 +146,7 @@ class RayControl:
         return found
 
 
-def ray_task(job: Job, cluster: Cluster, gate: object) -> Iterator[Any]:
+def ray_task(job: Job, cluster: Cluster, gate: object) -> Iterator[object]:
     """The body of a Ray task."""
     import ray
 

@@ -126,7 +126,7 @@ def topic_add_column(options: argparse.Namespace, console: Console) -> int:
 
 def _queues_added(
     options: argparse.Namespace, cluster: object, added: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     facts = {"topic": options.topic, "queues": options.queues, "added": added}
     outcome = f"has {options.queues} queues" + ("" if added else " already")
     return facts, [f"{options.topic}: {outcome}"]
@@ -137,7 +137,7 @@ ADD_QUEUES = ClusterOperation("add_queues", "topic queues", "break_key_order", _
 
 def _described(
     options: argparse.Namespace, cluster: object, facts: dict[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     lines = [f"{facts['topic']}: {facts['messages']} messages", *_topic_facts(facts)]
     lines += [
         f"  queue {queue['queue_id']} on shard {queue['shard']}: [{queue['min_offset']}, {queue['max_offset']})"

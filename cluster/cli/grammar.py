@@ -359,7 +359,7 @@ _OPTION = re.compile(
 )
 
 
-def _option(row: str) -> tuple[list[str], dict[str, Any]]:
+def _option(row: str) -> tuple[list[str], dict[str, object]]:
     match = _OPTION.fullmatch(row)
     if match is None:
         raise ValueError(f"the grammar has a line that is no option: {row}")

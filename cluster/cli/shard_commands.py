@@ -92,7 +92,7 @@ def _ask(console: Console, question: str, expected: str) -> None:
 
 def _drained(
     options: argparse.Namespace, cluster: Any, report: Any
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     stays = ", ".join(f"shard {shard} replica {replica}" for shard, replica in report.followers)
     return asdict(report), [
         f"node {report.node} leads nothing; {len(report.moved)} shard(s) are led elsewhere now",

@@ -82,7 +82,7 @@ def end(ray: Any, cluster: str, *, clock: Clock) -> bool:
     return True
 
 
-def _find(ray: ModuleType, name: str) -> Any:
+def _find(ray: ModuleType, name: str) -> object:
     with contextlib.suppress(ValueError):
         return ray.get_actor(name, namespace=NAMESPACE)
     return None

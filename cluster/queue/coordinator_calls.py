@@ -52,7 +52,7 @@ class CoordinatorCalls:
         self.closed = False
 
     @property
-    def actor(self) -> Any:
+    def actor(self) -> object:
         """The handle of the coordinator, which is started if it does not run."""
         self.check_open()
         attach(self._cluster)
@@ -70,7 +70,7 @@ class CoordinatorCalls:
                 limit="open",
             )
 
-    def _start(self) -> Any:
+    def _start(self) -> object:
         self._check_running()
         options = {
             "num_cpus": 0,

@@ -95,14 +95,14 @@ class TakenItems:
         why.__cause__ = error
         return why
 
-    def _decoder_of(self, name: str | None) -> Callable[[bytes], Any]:
+    def _decoder_of(self, name: str | None) -> Callable[[bytes], object]:
         """Decodes an item that names this codec. Raises, for each item: Rejected if this handle does not accept it."""
         try:
             return self._codec_of(name).decode
         except Rejected as error:
             refusal = error
 
-        def refuse(_: bytes) -> Any:
+        def refuse(_: bytes) -> object:
             raise refusal
 
         return refuse

@@ -34,7 +34,7 @@ class RayMQError(Exception):
             return fields[name]
         raise AttributeError(name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return from_wire, (to_wire(self),)
 
     def __str__(self) -> str:

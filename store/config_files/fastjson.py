@@ -32,7 +32,7 @@ class NotJson(ValueError):
         self.at = at
 
 
-def loads(text: str) -> Any:
+def loads(text: str) -> object:
     """The value in a text. Raises: NotJson."""
     reader = _Reader(text.removeprefix("\ufeff"))
     value = reader.value(0)
@@ -86,7 +86,7 @@ class _Reader:
         self._at = word.end()
         return _WORDS[word[0]]
 
-    def _object(self, depth: int) -> dict[str | int, Any]:
+    def _object(self, depth: int) -> dict[str | int, object]:
         self._at += 1
         found: dict[str | int, Any] = {}
         while (first := self._peek()) != "}":
@@ -108,7 +108,7 @@ class _Reader:
         number = re.fullmatch(r"-?\d{1,19}", word[0], re.ASCII)
         return int(word[0]) if number else word[0]
 
-    def _array(self, depth: int) -> list[Any]:
+    def _array(self, depth: int) -> list[object]:
         self._at += 1
         found = []
         while self._peek() != "]":

@@ -42,7 +42,7 @@ RetentionFloors = tuple[Callable[[], int | None], ...]
 class Derived(Protocol):
     """A store made from the log, such as the index: one of `MessageStore.derived`."""
 
-    def delete_expired(self, min_physical_offset: int) -> Any:
+    def delete_expired(self, min_physical_offset: int) -> object:
         """Delete the files that have only records below this offset."""
 
 

@@ -12,7 +12,6 @@ import errno as errno_codes
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable
@@ -30,7 +29,7 @@ class FlushFailed(Unavailable):
 
     retriable = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.message, self.fields)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from binascii import b2a_base64
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +104,7 @@ def stamped_rows(head: bytes, stamp: Stamp, count: int) -> npt.NDArray[np.uint8]
 
 
 @lru_cache(maxsize=256)
-def _row_dtype(width: int) -> np.dtype[Any]:
+def _row_dtype(width: int) -> np.dtype[np.generic]:
     """A row of so many bytes that ends with a stamp."""
     at = width - len(SUFFIX) - 2
     return np.dtype(

@@ -161,7 +161,7 @@ def encode_batch(
 @lru_cache(maxsize=256)
 def _header_template(
     magic: int, queue_id: int, flag: int, sys_flag: int, born: bytes, store: bytes
-) -> npt.NDArray[Any]:
+) -> npt.NDArray[np.generic]:
     """The header fields that all records of a batch share; the others are 0."""
     template = np.zeros(1, dtype=fmt.header_dtype(len(born) > 8, len(store) > 8))
     template["magic"] = magic
@@ -189,7 +189,7 @@ def _topic_field(topic: str) -> tuple[bytes, int]:
     return len(name).to_bytes(1, "big") + name, fmt.MAGIC_V1
 
 
-def _tag_piece(tag: pa.StringArray) -> tuple[Any, Int64s, Int64s]:
+def _tag_piece(tag: pa.StringArray) -> tuple[object, Int64s, Int64s]:
     """The TAGS properties as a piece to join, their lengths, their tags codes.
 
     Empty and null tags write nothing.

@@ -52,7 +52,7 @@ class Resolutions:
             if self.of(offset) is Resolution.OPEN:
                 yield offset
 
-    def resolve(self, found: Mapping[int, Resolution]) -> dict[str, Any]:
+    def resolve(self, found: Mapping[int, Resolution]) -> dict[str, object]:
         """The changes to store for the half messages `found`: new values of blocks, and None for dropped blocks."""
         blocks: dict[int, int] = {}
         for offset, resolution in found.items():

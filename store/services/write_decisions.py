@@ -72,7 +72,7 @@ class DecisionGuard:
             )
 
 
-def _checked_decision(body: bytes) -> dict[str, Any]:
+def _checked_decision(body: bytes) -> dict[str, object]:
     """A decision that names its write. Raises: Rejected."""
     try:
         found = decision_of(body)
@@ -99,7 +99,7 @@ def body_of(decision: Mapping[str, object]) -> bytes:
     return zlib.compress(json.dumps(decision, separators=(",", ":")).encode())
 
 
-def decision_of(body: bytes) -> dict[str, Any]:
+def decision_of(body: bytes) -> dict[str, object]:
     """The decision that a record's body holds. Raises: ValueError; zlib.error."""
     text = body
     # The first decisions were not compressed.
@@ -232,7 +232,7 @@ def _check_age(store: ServiceHost, decision: Mapping[str, Any]) -> None:
         )
 
 
-def first_decision(store: ServiceHost, appended: AppendedRows) -> dict[str, Any]:
+def first_decision(store: ServiceHost, appended: AppendedRows) -> dict[str, object]:
     """The decision that counts. Args: `appended`: the answer of `decide`, confirmed and dispatched.
 
     Raises: Rejected if it was deleted with its commit log file; Unavailable while it cannot be read; Corrupt.

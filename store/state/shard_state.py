@@ -375,7 +375,7 @@ class ShardState:
                 header, data = snapshot_columns.pack("entries", rows)
                 yield {**header, "queues": [queues[number] for number in used.tolist()]}, data
 
-    def _small_rows(self) -> Iterator[dict[str, Any]]:
+    def _small_rows(self) -> Iterator[dict[str, object]]:
         """The rows of all but queues and producers, of which there are few."""
         yield {"t": "time", "v": self.store_time_ms}
         if self.log_epoch:

@@ -22,7 +22,7 @@ SCHEMA_MAX_BYTES = 64 * 1024
 _FORM = '[{"name": "id", "type": "int64", "nullable": true}, ...]'
 
 
-def check_schema(text: str) -> list[dict[str, Any]]:
+def check_schema(text: str) -> list[dict[str, object]]:
     """The columns of a schema's text. Raises: Rejected for another text."""
     size = len(text.encode())
     if size > SCHEMA_MAX_BYTES:

@@ -37,7 +37,7 @@ def dump(root: Path, files: Files | None = None) -> Iterator[dict[str, Any]]:
         }
 
 
-def _messages(store: ReadOnlyStore) -> Iterator[dict[str, Any]]:
+def _messages(store: ReadOnlyStore) -> Iterator[dict[str, object]]:
     """Every message, with its consume queue unit if it has one."""
     units: dict[tuple[str, int], Any] = {}
     for topic, queue_id, queue in store.queues():

@@ -230,7 +230,7 @@ def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:
         return error
 
 
-def _slice(part: FetchSlice) -> tuple[dict[str, Any], Any]:
+def _slice(part: FetchSlice) -> tuple[dict[str, object], object]:
     head, records = fetches.pack_slice(part)
     if records is None:
         return head, None

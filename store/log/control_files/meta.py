@@ -96,7 +96,7 @@ def read_meta(path: Path, *, files: Files) -> dict[str, Any]:
     return _newest_slot(files.read_file(path), path)[1] if files.exists(path) else {}
 
 
-def _newest_slot(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
+def _newest_slot(data: bytes, path: Path) -> tuple[int, dict[str, object]]:
     """Sequence and values of the valid slot with the higher sequence. Raises: as `Meta.open`."""
     slots = [data[:SLOT_BYTES], data[SLOT_BYTES : 2 * SLOT_BYTES]]
     found = [parsed for parsed in map(_parse_slot, slots) if parsed is not None]
@@ -110,7 +110,7 @@ def _newest_slot(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
     return max(found, key=lambda slot: slot[0], default=(0, {}))
 
 
-def _parse_slot(slot: bytes) -> tuple[int, dict[str, Any]] | None:
+def _parse_slot(slot: bytes) -> tuple[int, dict[str, object]] | None:
     """Sequence and values of a slot; None if it is not valid."""
     if len(slot) < _HEAD.size:
         return None
