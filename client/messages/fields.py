@@ -58,6 +58,8 @@ class MessageField(NamedTuple):
     limits: str = ""
     #: the properties that hold it: no user property has these names
     properties: tuple[str, ...] = ()
+    #: of a message that does not name it
+    default: Any = None
     #: whether `Message` and the sends have it, and whether `ReceivedMessage` gives what the record has
     is_sent: bool = True
     is_read: bool = True
@@ -255,6 +257,7 @@ FIELDS = (
         column=Column(pa.int32(), ("flag",), is_sent=True, name="message_flag"),
         json=_NUMBER,
         spark="message_flag",
+        default=0,
     ),
     MessageField(
         "sys_flag",
@@ -265,6 +268,7 @@ FIELDS = (
         column=Column(pa.int32(), ("sys_flag",), is_sent=True),
         json=_COUNT,
         spark="sys_flag",
+        default=0,
     ),
     MessageField(
         "born_host",
@@ -274,6 +278,8 @@ FIELDS = (
         limits="an IP address and a port",
         column=Column(pa.string(), ("born_host",), is_sent=True),
         json=_TEXT,
+        # Who sends a message again is a sender of its own.
+        is_put_back=False,
         spark="born_host",
     ),
     MessageField(
@@ -286,6 +292,7 @@ FIELDS = (
         json=JsonForm(_is_texts, "a list of texts", "[...]"),
         spark="index_keys",
         spark_sink="index_keys",
+        default=(),
     ),
     MessageField(
         "deliver_at_ms",
@@ -310,6 +317,7 @@ FIELDS = (
         is_read=False,
         json=_COUNT,
         is_printed=False,
+        default=0,
     ),
     MessageField(
         "wait_store_ok",
@@ -321,6 +329,7 @@ FIELDS = (
         is_read=False,
         json=JsonForm(_is_flag, "true or false"),
         is_printed=False,
+        default=True,
     ),
     MessageField(
         "message_id",
@@ -338,6 +347,7 @@ FIELDS = (
         properties=(NULL_VALUE,),
         is_sent=False,
         is_printed=False,
+        default=False,
     ),
 )
 #: name -> field

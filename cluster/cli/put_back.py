@@ -1,10 +1,10 @@
 """Messages that were printed or exported, as arguments of `Producer.send`: the way back into a topic.
 
 Three forms are read: the lines of `raymq consume -o json`, the lines of `raymq store dump`, and the rows of
-`raymq store export`. Body, key, tag, index keys and properties come back byte for byte. A message keeps its queue id
-if the topic has that queue, else its key decides. RocketMQ's flag, the born host, and the bits of sysFlag that a sender
-sets come back, too: a reader needs them for a compressed body. Offset, times, store host, ids and the properties that
-belong to RocketMQ or RayMQ are new.
+`raymq store export`. Body, key, tag, index keys and properties come back byte for byte. So do RocketMQ's flag, and the
+bits of sysFlag that a sender sets: a reader needs them for a compressed body. A message keeps its queue id if the topic
+has that queue, else its key decides. Offset, times, hosts, ids and the properties that belong to RocketMQ or RayMQ are
+new.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from raymq.client.messages.fields import FIELDS, INDEX_KEYS, NULL_VALUE, put_back_fields
+from raymq.client.messages.fields import BY_NAME, FIELDS, INDEX_KEYS, NULL_VALUE, put_back_fields
 from raymq.client.messages.keys import key_of
 from raymq.client.messages.message import SYSTEM_PROPERTIES
 from raymq.store.base.errors import Rejected
@@ -34,7 +34,7 @@ _SENT = tuple(
 _FORMS = {each.name: each.json for each in FIELDS if each.json is not None}
 _FORMS |= {
     name: _FORMS[field]
-    for name, field in (("queueId", "queue_id"), ("props", "properties"), ("sysFlag", "sys_flag"))
+    for name, field in (("queueId", "queue_id"), ("props", "properties"), ("sysFlag", "flag"))
 }
 
 
@@ -74,7 +74,6 @@ def of_record(
     *,
     flag: int = 0,
     sys_flag: int = 0,
-    born_host: str | None = None,
 ) -> PutBack:
     """The message of a stored record: its properties hold key, tag and index keys too."""
     is_null = NULL_VALUE in properties and not body
@@ -84,8 +83,7 @@ def of_record(
     fields["properties"] = {
         name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES
     }
-    bits = sys_flag & SYS_OF_SENDER
-    fields |= {"flag": flag or None, "sys_flag": bits or None, "born_host": born_host}
+    fields |= {"flag": flag, "sys_flag": sys_flag & SYS_OF_SENDER}
     return PutBack(topic, queue_id, {**_present(fields), "body": None if is_null else body})
 
 
@@ -101,7 +99,6 @@ def _check_types(given: dict[str, Any]) -> None:
 
 def _of_dump(given: dict[str, Any]) -> PutBack:
     body = base64.b64decode(given["body64"], validate=True)
-    host = given.get("bornHost")
     return of_record(
         given["topic"],
         given["queueId"],
@@ -109,7 +106,6 @@ def _of_dump(given: dict[str, Any]) -> PutBack:
         given["props"],
         flag=given.get("flag") or 0,
         sys_flag=given.get("sysFlag") or 0,
-        born_host=None if host is None else str(host).removeprefix("/"),
     )
 
 
@@ -146,8 +142,12 @@ def _key(given: dict[str, Any]) -> bytes | None:
 
 
 def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that the message has. An empty body or key counts as a field."""
-    return {name: value for name, value in fields.items() if value not in (None, (), {})}
+    """The fields that are not their defaults. An empty body or key counts as a field."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if value not in (None, {}) and value != BY_NAME[name].default
+    }
 
 
 class Sender:

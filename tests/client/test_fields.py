@@ -117,6 +117,13 @@ def test_a_received_message_has_the_fields_that_are_read() -> None:
     assert own == {each.name for each in FIELDS if each.is_read}
 
 
+def test_a_field_that_is_left_out_has_the_default_of_the_table() -> None:
+    message = Message(topic="t", body=b"")
+    for each in sent_fields():
+        if each.name not in ("topic", "body", "properties"):
+            assert getattr(message, each.name) == each.default
+
+
 @pytest.mark.parametrize("kind", [Message, ReceivedMessage])
 def test_a_field_has_the_type_of_the_table(kind: type) -> None:
     for name, annotation in vars(kind)["__annotations__"].items():
