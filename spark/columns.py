@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.client.messages.columns import FetchedRows
-from raymq.client.messages.message import INDEX_KEYS
+from raymq.client.messages.fields import INDEX_KEYS
 from raymq.client.messages.topic_schema import quoted_name, spark_type
 from raymq.client.messages.topic_values import TopicValues
 from raymq.client.messages.user_properties import (
@@ -55,7 +55,12 @@ COLUMNS = {
     "index_keys": ColumnType("array<string>", pa.list_(pa.field("element", pa.string()))),
     "deliver_at": _TIME,
     "shard": _INT,
+    "message_flag": _INT,
+    "sys_flag": _INT,
+    "born_host": _TEXT,
 }
+#: those that only a read has which names them: they are RocketMQ's
+BY_NAME = ("message_flag", "sys_flag", "born_host")
 
 #: Kafka's code for "log append time"
 _LOG_APPEND_TIME = 1
@@ -73,7 +78,9 @@ def default_names(values: TopicValues, *, has_headers: bool) -> tuple[str, ...]:
     for name in COLUMNS:
         if name == "value":
             found += values.names
-        elif name != "headers" or has_headers:
+        elif name == "headers":
+            found += [name] * has_headers
+        elif name not in BY_NAME:
             found.append(name)
     return tuple(found)
 

@@ -26,6 +26,7 @@ from raymq.actors.supervise.lease import Candidate
 from raymq.actors.supervise.supervisor import Supervisor
 from raymq.client.handle import STATUS_TIMEOUT_S
 from raymq.client.messages.codecs import _CODECS, CONTENT_TYPE, codec
+from raymq.client.messages.fields import FIELDS
 from raymq.client.messages.message import Message
 from raymq.client.messages.received import ReceivedMessage
 from raymq.client.produce.message_encoder import MessageEncoder
@@ -76,9 +77,17 @@ def options_of(function: Any) -> set[str]:
 #: what a send takes beside the fields of a message
 SEND_OPTIONS = {"queue_id", "acks"}
 #: a reader gets a delayed message after its delivery, without the time
-NOT_READ = {"deliver_at_ms"}
+NOT_READ = {each.name for each in FIELDS if each.is_sent and not each.is_read}
 #: facts of a stored message that `raymq consume` leaves out. The body of a null value is printed as null
 NOT_PRINTED = {"shard", "message_id", "is_null"}
+
+
+#: a message that is sent again has a new sender
+NOT_PUT_BACK = {"born_host"}
+
+
+def test_a_reader_does_not_get_what_was_for_the_shard_alone() -> None:
+    assert {"deliver_at_ms", "delay_level", "wait_store_ok"} == NOT_READ
 
 
 def message_fields() -> set[str]:
@@ -103,7 +112,11 @@ def received_message() -> ReceivedMessage:
         "index_keys": ("one", "two"),
         "properties": {"name": "value"},
         "queue_id": 3,
+        "flag": -7,
+        "sys_flag": 0x301,
         "deliver_at_ms": None,
+        "delay_level": 0,
+        "wait_store_ok": True,
         "is_null": False,
     }
     return ReceivedMessage(**given)
@@ -131,7 +144,9 @@ def test_produce_puts_back_every_field_that_consume_prints() -> None:
     back = of_line(consumed_line(message), 1)
     assert back is not None
     found = {"topic": back.topic, **back.fields}
-    assert found == {name: getattr(message, name) for name in message_fields() - NOT_READ}
+    assert found == {
+        name: getattr(message, name) for name in message_fields() - NOT_READ - NOT_PUT_BACK
+    }
     assert back.queue_id == message.queue_id
     later = of_line(b'{"topic": "t", "body": "b", "deliver_at_ms": 7}', 1)
     assert later is not None

@@ -43,7 +43,7 @@ UNRESOLVABLE = re.compile(
 
 #: pages that are made from the code or from files beside docs/
 GENERATED = re.compile(
-    r"docs/(reference/(cli|configuration)|changelog|contributing|examples/.*)\.md"
+    r"docs/(reference/(cli|configuration|message)|changelog|contributing|examples/.*)\.md"
 )
 #: modules of others that tests and benchmarks name
 FOREIGN_MODULES = {"pandas.py", "scripts.py", "sitecustomize.py"}

@@ -1,10 +1,12 @@
 """The messages between a client and a shard, and how each of them travels.
 
     from -> to                  carried by                          messages
-    client -> shard             Arrow Flight, stream "put"          flight_messages, small_puts
+    client -> shard             Arrow Flight, stream "put"          flight_messages, small_puts,
+                                                                    column_puts
     client -> shard             Arrow Flight, stream "fetch"        flight_messages
     client -> shard             Arrow Flight, action                operations, below
-    client -> shard             Ray actor calls, for ray://         ray_calls, small_puts; operations
+    client -> shard             Ray actor calls, for ray://         ray_calls, small_puts, column_puts;
+                                                                    operations
     leader -> follower          Arrow Flight, stream "replicate"    raymq.replication.wire
     replica <-> replica         Arrow Flight, action "elect"        raymq.replication.wire
     replica <-> replica         Arrow Flight, action "log_units"    log_units
@@ -15,6 +17,7 @@
 
 flight_messages  the streams over Arrow Flight, between clients and shards and between replicas
 ray_calls        the calls of a shard's Ray actor, for clients without Flight
+column_puts      puts of Arrow columns: those that every put has, and those that few have
 small_puts       small puts as plain bytes, many in one message
 log_units        log bytes from one replica for another one that lacks them, or whose own are damaged
 tls              certificates of the shards' connections, and the URLs of endpoints

@@ -5,6 +5,7 @@ app_metadata and its rows as an Arrow batch:
 
     put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA. Ids grow. "read" is the id of
                   the last ack that the client has read. Without it acks may come a little later.
+                  Columns that few puts have travel in the metadata: column_puts.py
                   Small batches travel as bytes without an Arrow batch instead, many in one message: small_puts.py
                <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
                   in the order of the batches; sometimes with "window": how many unanswered bytes the client may send

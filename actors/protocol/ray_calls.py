@@ -23,6 +23,7 @@ from raymq.store.base.errors import RayMQError, Rejected, to_wire
 from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import PutOutcome
 
+from .column_puts import with_more
 from .small_puts import pack_puts, unpack_puts
 
 #: batches of a call up to this size travel inside of it. Ray's own limit is 100 KB per argument
@@ -58,7 +59,9 @@ def pack_call(
         return (fields + pack_puts(small),)
 
     # As whole buffers: a pickled slice of a batch would bring the whole batch with it.
-    metas, buffers = [meta for meta, _ in batches], [_buffer(data) for _, data in batches]
+    whole = [(meta, _columns(data)) for meta, data in batches]
+    metas = [with_more(meta, data) for meta, data in whole]
+    buffers = [data.serialize() for _, data in whole]
     sizes = [data.size for data in buffers]
     head: dict[str, Any] = {
         "stream": stream,
@@ -127,8 +130,8 @@ def _ack(number: object, result: PutOutcome | RayMQError) -> dict[str, object]:
     return {"id": number, **result._asdict()}
 
 
-def _buffer(batch: pa.RecordBatch | SmallBatch) -> pa.Buffer:
-    return (batch.to_batch() if isinstance(batch, SmallBatch) else batch).serialize()
+def _columns(batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch:
+    return batch.to_batch() if isinstance(batch, SmallBatch) else batch
 
 
 def _aligned(size: int) -> int:

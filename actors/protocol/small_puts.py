@@ -1,7 +1,9 @@
 """Small puts as plain bytes, many in one message: an Arrow message of a few rows costs more than the rest of the put.
 
 message   kind (1 byte), then puts, one after the other
-put       _PUT, topic, a _ROW for each row, then tag, properties and body of each row
+put       _PUT, topic, a _ROW for each row, the columns of MORE_SCHEMA that the put has, then tag, properties and body
+          of each row
+columns   flag and sys_flag: 4 bytes a row. born_host: a byte a row with the length of its host, 0 for null; the hosts
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import ACKS
 from raymq.store.records.record import SmallBatch
 
-#: flags, queue, id, read, pid, epoch, seq; bytes of the topic, rows
+#: bits, queue, id, read, pid, epoch, seq; bytes of the topic, rows
 _PUT = struct.Struct("<BiqqQqqHH")
 #: born time, bytes of body, tag and properties; -1 for null
 _ROW = struct.Struct("<qIii")
 _KIND = bytes([1])
+#: the bits: a producer id, the ack mode as its index in ACKS, and which columns of MORE_SCHEMA follow
 _HAS_PID = 1
-#: the flags hold the ack mode as its index in ACKS
-_ACKS_SHIFT = 1
+_ACKS_SHIFT, _ACKS_MASK = 1, 0x1E
+_HAS_FLAGS, _HAS_SYS_FLAGS, _HAS_BORN_HOSTS = 0x20, 0x40, 0x80
+_HAS_MORE = _HAS_FLAGS | _HAS_SYS_FLAGS | _HAS_BORN_HOSTS
 
 #: metadata as in flight_messages.py, and the rows
 SmallPut = tuple[dict[str, Any], SmallBatch]
@@ -32,21 +36,33 @@ def pack_puts(puts: Iterable[SmallPut]) -> bytes:
     parts = [_KIND]
     for meta, batch in puts:
         topic = meta["topic"].encode()
-        flags = ACKS.index(meta["acks"]) << _ACKS_SHIFT
+        bits = ACKS.index(meta["acks"]) << _ACKS_SHIFT
         pid = meta["pid"]
         if pid is None:
             pid = 0
         else:
-            flags |= _HAS_PID
+            bits |= _HAS_PID
         queue, number, read, rows = meta["queue"], meta["id"], meta["read"], batch.num_rows
         sequence = meta["seq"]
+        bodies, tags, texts, born_times_ms, flags, sys_flags, born_hosts = batch
+        more: list[bytes] = []
+        if flags is not None:
+            bits |= _HAS_FLAGS
+            more.append(_packed_ints(flags))
+        if sys_flags is not None:
+            bits |= _HAS_SYS_FLAGS
+            more.append(_packed_ints(sys_flags))
+        if born_hosts is not None:
+            bits |= _HAS_BORN_HOSTS
+            hosts = [host or b"" for host in born_hosts]
+            more += (bytes(map(len, hosts)), *hosts)
         parts.append(
-            _PUT.pack(flags, queue, number, read, pid, meta["epoch"], sequence, len(topic), rows)
+            _PUT.pack(bits, queue, number, read, pid, meta["epoch"], sequence, len(topic), rows)
         )
         parts.append(topic)
 
         values: list[bytes] = []
-        for body, tag, properties, born in zip(*batch, strict=True):
+        for body, tag, properties, born in zip(bodies, tags, texts, born_times_ms, strict=True):
             text = None if tag is None else tag.encode()
             parts.append(
                 _ROW.pack(
@@ -57,6 +73,7 @@ def pack_puts(puts: Iterable[SmallPut]) -> bytes:
                 )
             )
             values += (text or b"", properties or b"", body)
+        parts += more
         parts += values
 
     return b"".join(parts)
@@ -84,14 +101,16 @@ def unpack_puts(data: bytes) -> list[SmallPut] | None:
 
 def _unpack_put(data: bytes, at: int) -> tuple[SmallPut, int]:
     """The put at a position of the message, and where it ends."""
-    flags, queue, number, read, pid, epoch, sequence, topic_bytes, rows = _PUT.unpack_from(data, at)
+    bits, queue, number, read, pid, epoch, sequence, topic_bytes, rows = _PUT.unpack_from(data, at)
     topic_at = at + _PUT.size
     table_at = topic_at + topic_bytes
     at = table_at + rows * _ROW.size
 
-    batch = SmallBatch([], [], [], [])
-    bodies, tags, properties, born_times_ms = batch
-    for born, body_bytes, tag_bytes, property_bytes in _ROW.iter_unpack(data[table_at:at]):
+    values_at, more = _unpack_more(data, at, bits, rows) if bits & _HAS_MORE else (at, ())
+    batch = SmallBatch([], [], [], [], *more)
+    bodies, tags, properties, born_times_ms = batch[:4]
+    table, at = data[table_at:at], values_at
+    for born, body_bytes, tag_bytes, property_bytes in _ROW.iter_unpack(table):
         if tag_bytes < -1 or property_bytes < -1:
             raise ValueError("a negative length")
         born_times_ms.append(born)
@@ -115,10 +134,33 @@ def _unpack_put(data: bytes, at: int) -> tuple[SmallPut, int]:
         "id": number,
         "topic": data[topic_at:table_at].decode(),
         "queue": queue,
-        "pid": pid if flags & _HAS_PID else None,
+        "pid": pid if bits & _HAS_PID else None,
         "epoch": epoch,
         "seq": sequence,
-        "acks": ACKS[flags >> _ACKS_SHIFT],
+        "acks": ACKS[(bits & _ACKS_MASK) >> _ACKS_SHIFT],
         "read": read,
     }
     return (meta, batch), at
+
+
+def _packed_ints(values: list[int | None]) -> bytes:
+    return struct.pack(f"<{len(values)}i", *[value or 0 for value in values])
+
+
+def _unpack_more(data: bytes, at: int, bits: int, rows: int) -> tuple[int, tuple[Any, ...]]:
+    """Where the columns of MORE_SCHEMA end, which begin at a position of the message, and the columns; None: absent."""
+    flags = sys_flags = hosts = None
+    ints = struct.Struct(f"<{rows}i")
+    if bits & _HAS_FLAGS:
+        flags, at = [*ints.unpack_from(data, at)], at + ints.size
+    if bits & _HAS_SYS_FLAGS:
+        sys_flags, at = [*ints.unpack_from(data, at)], at + ints.size
+    if bits & _HAS_BORN_HOSTS:
+        lengths, at = data[at : at + rows], at + rows
+        hosts = []
+        for length in lengths:
+            hosts.append(data[at : at + length] or None)
+            at += length
+        if len(hosts) != rows:
+            raise ValueError(f"it has {len(data)} bytes, its fields say {at} or more")
+    return at, (flags, sys_flags, hosts)

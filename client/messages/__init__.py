@@ -1,6 +1,8 @@
 """The message model: its columns, keys and codecs, and the choice of a queue.
 
+fields           the table of a message's fields: types, places, columns, JSON, limits
 message          messages to send, and receipts
+record_head      flag, sysFlag, born host, delay level and WAIT of a message
 received         received messages, decoded when a field is first read
 columns          from columns to batches, and from raw records to columns
 keys             keys in the properties of a record

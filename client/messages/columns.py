@@ -7,46 +7,31 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
+from raymq.store.base.format import SYS_OF_SENDER
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.properties import TAGS
 from raymq.store.records.property_columns import PropertyColumns
-from raymq.store.records.record import PUT_SCHEMA
+from raymq.store.records.small_batch import put_schema
 
+from .fields import FIELDS, message_schema, sent_columns
 from .keys import as_binary, key_properties, keys_of
 from .property_rows import encode_rows, joined_properties
+from .record_head import more_arrays
 from .topic_values import TopicValues, with_nulls
 
 #: columns of `Consumer.poll_batch`, whose `body` is null for a null value. `properties` are encoded as in the log:
 #: `raymq.store.decode_properties` reads one
-MESSAGE_SCHEMA = pa.schema(
-    [
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("queue_id", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("store_time_ms", pa.int64(), nullable=False),
-        pa.field("born_time_ms", pa.int64(), nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("tag", pa.string()),
-        pa.field("body", pa.binary()),
-        pa.field("properties", pa.binary(), nullable=False),
-        pa.field("store_host", pa.string(), nullable=False),
-        pa.field("physical_offset", pa.int64(), nullable=False),
-    ]
-)
+MESSAGE_SCHEMA = message_schema()
 
+_SENDER_BITS = pa.scalar(SYS_OF_SENDER, pa.int32())
 #: columns of a put that are not part of the value
-_OTHERS = ("key", "tag", "properties", "born_time_ms")
-_COLUMNS = ("body", *_OTHERS)
-#: column of MESSAGE_SCHEMA -> those of RECORD_SCHEMA that it is made of, where it is not one of the same name
-_STORED_AS = {
-    "offset": ("queue_offset",),
-    "key": ("properties",),
-    "tag": ("properties",),
-    "body": ("body", "properties"),
-}
+_COLUMNS = sent_columns()
+_OTHERS = tuple(name for name in _COLUMNS if name != "body")
+#: column of MESSAGE_SCHEMA -> those of RECORD_SCHEMA that it is made of
+_STORED_AS = {each.column_name: each.column.made_of for each in FIELDS if each.column is not None}
 
 
 def put_batch(
@@ -55,7 +40,8 @@ def put_batch(
     """Convert columns of messages to PUT_SCHEMA.
 
     Args: `data`: the columns `body` (binary or string), and optionally `key` (binary or string), `tag` (string),
-    `properties` (encoded, or map<string, string>) and `born_time_ms` (int64). `now_ms`: the default of `born_time_ms`.
+    `properties` (encoded, or map<string, string>), `born_time_ms` (int64), `message_flag` and `sys_flag` (int32), and
+    `born_host` (string, or host fields). `now_ms`: the default of `born_time_ms`.
     `values`: of a topic; with a schema its columns take the place of `body`.
     Returns: the batch, and its keys as a binary column or None.
     Raises: Rejected naming a column that is missing, unknown or of another type, or a null value.
@@ -88,15 +74,17 @@ def put_batch(
         born = data.column("born_time_ms").cast(pa.int64())
         born = born.combine_chunks() if isinstance(born, pa.ChunkedArray) else born
 
-    return pa.RecordBatch.from_arrays([body, tag, properties, born], schema=PUT_SCHEMA), keys
+    more = more_arrays(data)
+    columns = [body, tag, properties, born, *more.values()]
+    return pa.RecordBatch.from_arrays(columns, schema=put_schema(more)), keys
 
 
 def _check_names(names: list[str]) -> None:
     unknown = [name for name in names if name not in _COLUMNS]
     if unknown or "body" not in names:
         raise Rejected(
-            f"the columns are {names}: `body` is required; key, tag, properties and born_time_ms are optional; "
-            "other columns are refused",
+            f"the columns are {names}: `body` is required, {', '.join(_OTHERS)} are optional, and other columns are "
+            "refused",
             field=unknown[0] if unknown else "body",
             limit=", ".join(_COLUMNS),
         )
@@ -135,10 +123,14 @@ class FetchedRows:
             return pa.array(np.full(self.num_rows, self._shard, dtype=np.int32))
         if name == "offset":
             return self._decoded.column("queue_offset")
+        if name == "message_flag":
+            return self._decoded.column("flag")
         if name == "key":
             return keys_of(self.properties)
         if name == "tag":
             return self.properties.value(TAGS).cast(pa.string())
+        if name == "sys_flag":
+            return pc.bit_wise_and(self._decoded.column(name), _SENDER_BITS)
         if name == "body":
             return with_nulls(self._decoded.column("body"), self.properties)
         return self._decoded.column(name)

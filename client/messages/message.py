@@ -13,15 +13,15 @@ import pyarrow as pa
 from raymq.client.arguments import check_text, check_unicode
 from raymq.store.base.errors import PropertiesTooLong, Rejected
 from raymq.store.base.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
-from raymq.store.records.producer_stamp import STAMP_BYTES
+from raymq.store.records.producer_stamp import STAMP_BYTES, STAMP_NAME
 from raymq.store.records.properties import TAGS, encode, separators_absent
 from raymq.store.records.record_walk import gather
 
 from .codecs import CONTENT_TYPE, codec
-from .keys import BASE64_KEY, TEXT_KEY, key_property
+from .fields import INDEX_KEYS, NULL_VALUE, property_names
+from .keys import key_property
 
-#: RocketMQ's property for the index keys, and their separator
-INDEX_KEYS = "KEYS"
+#: the separator of index keys in their property
 INDEX_KEY_SEPARATOR = " "
 
 #: property names that users neither see nor set: RayMQ's own, and the names that RocketMQ's clients and brokers set.
@@ -37,12 +37,9 @@ _ROCKETMQ = """
     TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_DEL_UNIQKEY
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID CRC32 DELIVERY_TIMESTAMP
 """
-#: property of a null value, whose body is empty, and the same encoded
-NULL_VALUE = "_N"
+#: the property of a null value, encoded
 NULL_PROPERTY = f"{NULL_VALUE}\x011\x02".encode()
-SYSTEM_PROPERTIES = frozenset(
-    {"_P", NULL_VALUE, TAGS, INDEX_KEYS, TEXT_KEY, BASE64_KEY, *_ROCKETMQ.split()}
-)
+SYSTEM_PROPERTIES = property_names() | {STAMP_NAME, *_ROCKETMQ.split()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +70,16 @@ class Message:
     properties: dict[str, str] = field(default_factory=dict)
     #: delivery time in ms since 1970; None: at once
     deliver_at_ms: int | None = None
+    #: RocketMQ's delay level in the place of a time, 1 to 18; 0: none
+    delay_level: int = 0
+    #: RocketMQ's flag: a number of 32 bits that readers see
+    flag: int = 0
+    #: RocketMQ's sysFlag, the bits that a sender sets: a compressed body and how, several tags
+    sys_flag: int = 0
+    #: address and port of its first sender; None: those of the producer's connection
+    born_host: str | None = None
+    #: False: the receipt waits neither for the flush nor for replicas, see `Producer.send`
+    wait_store_ok: bool = True
 
     @property
     def value(self) -> Any:

@@ -16,8 +16,9 @@ from raymq.store.base import format as fmt
 from raymq.store.records.properties import TAGS
 from raymq.store.records.properties import decode as decode_properties
 
+from .fields import INDEX_KEYS, NULL_VALUE
 from .keys import key_of
-from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS, NULL_VALUE, SYSTEM_PROPERTIES, Message
+from .message import INDEX_KEY_SEPARATOR, SYSTEM_PROPERTIES, Message
 
 _SHORT = struct.Struct(">h")
 _SYS_FLAG = fmt.HeaderFields._fields.index("sys_flag")
@@ -64,7 +65,23 @@ def _decode_record(values: dict[str, Any]) -> None:
         born_v6 = bool(fields[_SYS_FLAG] & fmt.SYS_BORN_HOST_V6)
         header = fmt.header_struct(born_v6, bool(fields[_SYS_FLAG] & fmt.SYS_STORE_HOST_V6))
         fields = header.unpack_from(record)
-    _, magic, _, queue_id, _, offset, physical_offset, _, born, _, stored, host, _, _, size = fields
+    (
+        _,
+        magic,
+        _,
+        queue_id,
+        flag,
+        offset,
+        physical_offset,
+        bits,
+        born,
+        sender,
+        stored,
+        host,
+        _,
+        _,
+        size,
+    ) = fields
 
     topic_at = header.size + size
     values["body"] = record[header.size : topic_at]
@@ -80,7 +97,7 @@ def _decode_record(values: dict[str, Any]) -> None:
     values["offset"] = offset
     values["store_time_ms"] = stored
     values["born_time_ms"] = born
-    values["_place"] = host, physical_offset
+    values["_rest"] = flag, bits, sender, host, physical_offset
     values["_record"] = None
 
 
@@ -103,8 +120,16 @@ def _decode_properties(values: dict[str, object]) -> None:
 
 def _decode_message_id(values: dict[str, Any]) -> None:
     _decode_record(values)
-    store_host, physical_offset = values["_place"]
+    *_, store_host, physical_offset = values["_rest"]
     values["message_id"] = (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
+
+
+def _decode_head(values: dict[str, Any]) -> None:
+    _decode_record(values)
+    flag, bits, sender, *_ = values["_rest"]
+    values["flag"] = flag
+    values["sys_flag"] = bits & fmt.SYS_OF_SENDER
+    values["born_host"] = fmt.format_host(sender)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +137,8 @@ class ReceivedMessage(Message):
     """A message as a consumer returns it.
 
     Its fields are decoded when one of them is first read: body, topic, offset and times together, key and tag together,
-    index keys and properties together. Until then it holds its record, a few hundred bytes more than its body.
+    index keys and properties together, flags and born host together. Until then it holds its record, a few hundred
+    bytes more than its body.
     """
 
     shard: int
@@ -129,6 +155,10 @@ class ReceivedMessage(Message):
     tag: str | None = _decoded(_decode_key_and_tag, None)
     index_keys: tuple[str, ...] = _decoded(_decode_properties, ())
     properties: dict[str, str] = _decoded(_decode_properties)
+    flag: int = _decoded(_decode_head, 0)
+    sys_flag: int = _decoded(_decode_head, 0)
+    #: address and port of the sender
+    born_host: str | None = _decoded(_decode_head, None)
     #: whether the value is null, and not empty bytes: `body` is empty in both cases
     is_null: bool = _decoded(_decode_properties, False)
     #: RocketMQ's offset message id: store host and physical offset

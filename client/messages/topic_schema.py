@@ -12,12 +12,10 @@ import pyarrow as pa
 from raymq.store.base.errors import Rejected, require
 from raymq.store.state.topic_schema import check_schema
 
+from .fields import taken_names
+
 #: names that reads and writes give to the other parts of a message
-_TAKEN = """
-    topic shard queue_id offset store_time_ms born_time_ms key tag body properties store_host physical_offset
-    value partition timestamp timestamptype timestamp_type headers index_keys deliver_at deliver_at_ms
-"""
-TAKEN = frozenset(_TAKEN.split())
+TAKEN = taken_names() | {"timestamptype", "timestamp_type", "headers"}
 #: a nested type may be so deep
 DEPTH_MAX = 16
 

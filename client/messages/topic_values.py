@@ -18,8 +18,9 @@ from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.records.property_columns import PropertyColumns
 
+from .fields import NULL_VALUE
 from .json_rows import NotOfSchema, decode_rows, encode_rows, has_times_outside
-from .message import NULL_PROPERTY, NULL_VALUE
+from .message import NULL_PROPERTY
 from .topic_schema import fits, from_json
 
 

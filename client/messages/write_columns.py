@@ -16,7 +16,8 @@ from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, encode
 from raymq.store.records.record import PUT_SCHEMA
 
 from .delivery_times import encode_times
-from .message import INDEX_KEY_SEPARATOR, INDEX_KEYS
+from .fields import INDEX_KEYS
+from .message import INDEX_KEY_SEPARATOR
 from .property_rows import encode_rows, joined_properties
 from .queue_split import split
 from .row_numbers import renumbered

@@ -203,6 +203,11 @@ class AsyncProducer(OpenClient):
         index_keys: tuple[str, ...] = (),
         properties: dict[str, str] | None = None,
         deliver_at_ms: int | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_host: str | None = None,
+        wait_store_ok: bool = True,
         queue_id: int | None = None,
         acks: Acks | None = None,
     ) -> Coroutine[Any, Any, Receipt]:
@@ -216,8 +221,22 @@ class AsyncProducer(OpenClient):
         """
         loop = self._bind()
         message = self._encode(
-            topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
+            topic,
+            body,
+            key,
+            tag,
+            index_keys,
+            properties,
+            deliver_at_ms,
+            delay_level,
+            flag,
+            sys_flag,
+            born_host,
+            wait_store_ok,
+            queue_id,
+            acks,
         )
+
         ready = not self._deferred and message.topic in self._known
         if ready and self._acquire_nowait(message.size):
             return self._add(message)

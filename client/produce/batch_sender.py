@@ -22,10 +22,11 @@ from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
-from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
+from raymq.store.base.format import SCHEDULE_TOPIC, STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.config.promise import Acks
 from raymq.store.records import producer_stamp
 from raymq.store.records.record import PUT_SCHEMA, SmallBatch, batch_bytes, check_put
+from raymq.store.records.small_batch import put_schema
 
 from .byte_limiter import ByteLimiter
 from .callbacks import Callbacks, raise_interrupt
@@ -37,8 +38,11 @@ from .shard_sender import ShardSender
 
 logger = logging.getLogger("raymq.producer")
 
-#: system topics that each shard has for itself: instead of a queue callers name the shard
-SHARD_TOPICS = (TIMER_TOPIC, STAGED_TOPIC)
+#: system topics that each shard has for itself: instead of a queue callers name the shard,
+#: and of the topic of the delay levels what `waiting_queue` gives
+SHARD_TOPICS = (TIMER_TOPIC, STAGED_TOPIC, SCHEDULE_TOPIC)
+#: more than the delay levels of a shard
+_LEVELS_MAX = 1 << 16
 
 #: between two look-ups of a topic whose shards do not answer
 LOOK_UP_PAUSE_S = 0.1
@@ -250,7 +254,7 @@ class BatchSender:
         if found is not None:
             return found[1]
         if topic in SHARD_TOPICS:
-            return self._shard_senders.get(queue_id)
+            return self._shard_senders.get(_place(topic, queue_id)[0])
         route = self._routes.topics.cached(topic)
         return None if route is None else self._shard_senders.get(route.shard_of(queue_id))
 
@@ -263,13 +267,15 @@ class BatchSender:
             found = self._queues.get((topic, queue_id))
             if found is None:
                 # The wire takes no other integers, such as numpy's.
-                number = 0 if topic in SHARD_TOPICS else int(queue_id)
+                number = _place(topic, queue_id)[1] if topic in SHARD_TOPICS else int(queue_id)
                 queue = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
                 found = self._queues[topic, queue_id] = (queue, self._shard_sender(shard))
             return found
 
     def _shard_of(self, topic: str, queue_id: int) -> int:
-        return queue_id if topic in SHARD_TOPICS else self._ask_for(topic).shard_of(queue_id)
+        if topic in SHARD_TOPICS:
+            return _place(topic, queue_id)[0]
+        return self._ask_for(topic).shard_of(queue_id)
 
     def _shard_sender(self, shard: int) -> ShardSender:
         """The sender of one shard, made at the first use. Needs the lock. Raises: Rejected after `close`."""
@@ -380,6 +386,21 @@ class BatchSender:
         raise_interrupt()
 
 
+def waiting_queue(shard: int, delay_level: int) -> tuple[str, int]:
+    """Topic and queue id, as `BatchSender` takes them, of a message that waits in a shard.
+
+    Args: `delay_level`: 0: it waits for a time.
+    """
+    if delay_level:
+        return SCHEDULE_TOPIC, shard * _LEVELS_MAX + delay_level - 1
+    return TIMER_TOPIC, shard
+
+
+def _place(topic: str, queue_id: int) -> tuple[int, int]:
+    """The shard, and the queue id there, of a queue of SHARD_TOPICS."""
+    return divmod(queue_id, _LEVELS_MAX) if topic == SCHEDULE_TOPIC else (queue_id, 0)
+
+
 def checked_put(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatch | SmallBatch:
     """The form in which a batch is sent. Raises: Rejected."""
     small = check_put(topic, batch, max_message_bytes=_ANY_SIZE)
@@ -392,7 +413,7 @@ def checked_put(topic: str, batch: pa.RecordBatch | SmallBatch) -> pa.RecordBatc
         return batch.to_batch()
     if not batch.schema.equals(PUT_SCHEMA):
         # Names and types were checked; nullability and metadata must be the stream's.
-        return pa.RecordBatch.from_arrays(batch.columns, schema=PUT_SCHEMA)
+        return pa.RecordBatch.from_arrays(batch.columns, schema=put_schema(batch.schema.names))
     return batch
 
 

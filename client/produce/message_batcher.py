@@ -33,11 +33,10 @@ from raymq.client.transport.topic_routes import TopicRoute
 from raymq.client.unclosed import flush_at_exit, warn_unclosed
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, DeliveryUnknown, RayMQError, Rejected
-from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Acks
 
-from .batch_sender import BatchSender, checked_put
+from .batch_sender import BatchSender, checked_put, waiting_queue
 from .callbacks import Callbacks
 from .linger import LingerQueue
 from .message_encoder import MESSAGE_BYTES, EncodedMessage, MessageEncoder, waiting_properties
@@ -274,8 +273,9 @@ class MessageBatcher:
                 queue_id = self._sticky_queue(topic, route.queues)
         queue_key = (topic, queue_id)
         if message.later is not None:
-            # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue.
-            queue_key = (TIMER_TOPIC, route.shard_of(queue_id))
+            # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue, and so is
+            # each of its delay levels.
+            queue_key = waiting_queue(route.shard_of(queue_id), message.delay_level)
             properties = waiting_properties(topic, queue_id, properties, message.later)
 
         batch, to_write = self._open.get(queue_key), None
@@ -284,6 +284,8 @@ class MessageBatcher:
         batch.bodies.append(message.body)
         batch.tags.append(message.tag)
         batch.properties.append(properties)
+        if message.head is not None:
+            batch.heads[len(batch.born)] = message.head
         batch.born.append(now_ms)
         batch.size += message.size
         return batch, to_write

@@ -13,6 +13,14 @@ from raymq.client.messages.message import (
     check_properties_size,
     property_bytes,
 )
+from raymq.client.messages.received import ReceivedMessage
+from raymq.client.messages.record_head import (
+    WAITS_NOT,
+    Head,
+    delay_level_of,
+    delay_property,
+    head_of,
+)
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
@@ -47,6 +55,10 @@ class EncodedMessage:
     later: bytes | None = None
     #: the body is empty then
     is_null: bool = False
+    #: the delay level that `later` names; 0: it names a time
+    delay_level: int = 0
+    #: None: all defaults
+    head: Head | None = None
 
 
 class MessageEncoder:
@@ -70,6 +82,11 @@ class MessageEncoder:
         index_keys: tuple[str, ...] = (),
         properties: dict[str, str] | None = None,
         deliver_at_ms: int | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_host: str | None = None,
+        wait_store_ok: bool = True,
         queue_id: int | None = None,
         acks: Acks | None = None,
     ) -> EncodedMessage:
@@ -78,9 +95,12 @@ class MessageEncoder:
             message = topic
             topic, body, key, tag = message.topic, message.body, message.key, message.tag
             index_keys, properties = message.index_keys, message.properties
-            deliver_at_ms = message.deliver_at_ms
-            if getattr(message, "is_null", False):
-                # A received message has an empty body then.
+            deliver_at_ms, delay_level = message.deliver_at_ms, message.delay_level
+            flag, sys_flag, wait_store_ok = message.flag, message.sys_flag, message.wait_store_ok
+            if not isinstance(message, ReceivedMessage):
+                born_host = message.born_host
+            elif message.is_null:
+                # The body is empty then. Who sends a received message again is a sender of its own.
                 body = None
         elif not self._is_raw:
             body = self._codec.encode(body)
@@ -109,8 +129,16 @@ class MessageEncoder:
             if later is not None:
                 size += len(later) + len(topic) + REAL_BYTES
 
-        acks = acks or self._acks
-        return EncodedMessage(topic, queue_id, key, body, tag, encoded, size, acks, later, is_null)
+        made = EncodedMessage(
+            topic, queue_id, key, body, tag, encoded, size, acks or self._acks, later, is_null
+        )
+        if delay_level or flag or sys_flag or born_host is not None or not wait_store_ok:
+            if not wait_store_ok:
+                _wait_not(made, acks)
+            if delay_level:
+                _delay(made, delay_level, deliver_at_ms)
+            made.head = head_of(flag, sys_flag, born_host)
+        return made
 
     def check_size(self, size: int) -> None:
         """Raises: Rejected for a body that is too large."""
@@ -126,6 +154,35 @@ class MessageEncoder:
                 field="body",
                 limit=limit,
             )
+
+
+def _wait_not(message: EncodedMessage, acks: Acks | None) -> None:
+    """Let the receipt of a message come early. Args: `acks`: of the call. Raises: Rejected if the call names any."""
+    if acks is not None:
+        raise Rejected(
+            f"the message has wait_store_ok=False, and the call asks for acks={acks!r}: a receipt cannot be both early "
+            "and as durable; leave one of them out",
+            field="acks",
+            limit="absent with wait_store_ok=False",
+            found=acks,
+        )
+    message.properties = (message.properties or b"") + WAITS_NOT
+    message.size += len(WAITS_NOT)
+    check_properties_size(len(message.properties), "key, tag and properties")
+
+
+def _delay(message: EncodedMessage, delay_level: int, deliver_at_ms: int | None) -> None:
+    """Give a message a delay level. Raises: Rejected, also if it has a delivery time."""
+    if deliver_at_ms is not None:
+        raise Rejected(
+            f"the message has delay_level {delay_level!r} and deliver_at_ms; give one of them",
+            field="delay_level",
+            limit="without deliver_at_ms",
+            found=delay_level,
+        )
+    message.delay_level = delay_level_of(delay_level)
+    message.later = delay_property(message.delay_level)
+    message.size += len(message.later) + len(message.topic) + REAL_BYTES
 
 
 def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:

@@ -8,10 +8,18 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from raymq.client.messages.record_head import NO_HEAD, Head
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import Acks
 from raymq.store.records.binary_columns import binary_array
-from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SMALL_ROWS_MAX, SmallBatch
+from raymq.store.records.record import (
+    MORE_SCHEMA,
+    PUT_SCHEMA,
+    SMALL_BYTES_MAX,
+    SMALL_ROWS_MAX,
+    SmallBatch,
+)
+from raymq.store.records.small_batch import put_schema
 
 from .callbacks import Callbacks
 from .send_future import BatchFuture
@@ -55,6 +63,8 @@ class OpenBatch:
     tags: list[str | None] = field(default_factory=list)
     properties: list[bytes | None] = field(default_factory=list)
     born: list[int] = field(default_factory=list)
+    #: what few messages have in the header of their record, by the message's row
+    heads: dict[int, Head] = field(default_factory=dict)
     #: bytes of the byte limit
     size: int = 0
     #: the linger thread closes it, however little it has lingered
@@ -106,18 +116,20 @@ class OpenBatch:
         # The batch's futures must not keep the batcher alive any longer.
         self.future.open_batch = None
         columns = (self.bodies, self.tags, self.properties, self.born)
+        more = _more(self.heads, len(self.bodies)) if self.heads else {}
         is_small = len(self.bodies) <= SMALL_ROWS_MAX and self.size <= SMALL_BYTES_MAX
         if is_small and set(map(type, self.bodies)) == {bytes}:
-            small = SmallBatch(*columns)
+            rest = map(more.get, MORE_SCHEMA.names) if more else ()
+            small = SmallBatch(*columns, *rest)
             self.bodies, self.tags, self.properties, self.born = [], [], [], []
             return small
         try:
-            return self._to_record_batch()
+            return self._to_record_batch(more)
         finally:
             for values in columns:
                 values.clear()
 
-    def _to_record_batch(self) -> pa.RecordBatch:
+    def _to_record_batch(self, more: dict[str, list[object]]) -> pa.RecordBatch:
         _, tag, encoded, time = PUT_SCHEMA.types
         try:
             columns = [
@@ -125,13 +137,24 @@ class OpenBatch:
                 _column(self.tags, tag),
                 _column(self.properties, encoded),
                 _column(self.born, time),
+                *(_column(values, MORE_SCHEMA.field(name).type) for name, values in more.items()),
             ]
         except (TypeError, ValueError) as error:
             # Only this batch fails: the thread that closes it may serve others.
             raise Rejected(
                 f"a message cannot be sent as it is: {error}", field="batch", limit="bytes and text"
             ) from error
-        return pa.RecordBatch.from_arrays(columns, schema=PUT_SCHEMA)
+        return pa.RecordBatch.from_arrays(columns, schema=put_schema(more))
+
+
+def _more(heads: dict[int, Head], rows: int) -> dict[str, list[object]]:
+    """The columns of MORE_SCHEMA in which a row has another value than the default."""
+    found: dict[str, list[object]] = {}
+    for at, (name, default) in enumerate(zip(MORE_SCHEMA.names, NO_HEAD, strict=True)):
+        given = {row: head[at] for row, head in heads.items() if head[at] != default}
+        if given:
+            found[name] = [given.get(row, default) for row in range(rows)]
+    return found
 
 
 def _column(values: Sequence[object], kind: pa.DataType) -> pa.Array:

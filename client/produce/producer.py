@@ -115,6 +115,11 @@ class Producer(OpenClient):
         index_keys: tuple[str, ...] = (),
         properties: dict[str, str] | None = None,
         deliver_at_ms: int | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_host: str | None = None,
+        wait_store_ok: bool = True,
         queue_id: int | None = None,
         acks: Acks | None = None,
     ) -> SendFuture:
@@ -134,6 +139,16 @@ class Producer(OpenClient):
                 the queue get the message once, in the second after that time and at a new offset. The receipt means
                 that the message is kept until then, and names the topic and offset where. Messages of one queue come
                 in the order of their times.
+            delay_level: 1 to 18 instead of a time: one of RocketMQ's delays, from 1 s to 2 h, as with its
+                `setDelayTimeLevel`. Higher ones are the highest one. 0: none.
+            flag: a number of 32 bits that readers see, RocketMQ's flag.
+            sys_flag: RocketMQ's sysFlag: 1 for a compressed body, with 0x100 (LZ4), 0x200 (ZSTD) or 0x300 (ZLIB), and 2
+                for several tags. Other bits are refused. RayMQ compresses and decompresses nothing.
+            born_host: address and port of the message's first sender, such as "192.0.2.1:5000", for a program that
+                sends for others. By default the shard takes those of the producer's connection.
+            wait_store_ok: False: the receipt says only that the leader has the message in memory, whatever flush mode,
+                replicas and the producer's `acks` are, as RocketMQ's `setWaitStoreMsgOK(false)`. It comes that early
+                if all messages of the batch say so, else with the batch. Not together with `acks` of the call.
             queue_id: the queue; otherwise `key` decides.
             acks: of this message, by default the producer's. A batch has one value, so changing it often makes small
                 batches.
@@ -145,7 +160,20 @@ class Producer(OpenClient):
             Unavailable: for `max_block_ms` the buffer was full, or no shard answered the look-up.
         """
         message = self._encode(
-            topic, body, key, tag, index_keys, properties, deliver_at_ms, queue_id, acks
+            topic,
+            body,
+            key,
+            tag,
+            index_keys,
+            properties,
+            deliver_at_ms,
+            delay_level,
+            flag,
+            sys_flag,
+            born_host,
+            wait_store_ok,
+            queue_id,
+            acks,
         )
         return self._batcher.send(message)
 

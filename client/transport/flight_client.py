@@ -14,6 +14,7 @@ import pyarrow.flight as flight
 
 from raymq.actors.api import fetches
 from raymq.actors.protocol import flight_messages, tls
+from raymq.actors.protocol.column_puts import pack_put
 from raymq.actors.protocol.grpc_polling import read_in_waiting_threads
 from raymq.actors.protocol.small_puts import SmallPut, pack_puts
 from raymq.client import forks
@@ -305,7 +306,7 @@ class FlightPutStream(FlightStream):
 
     def send(self, meta: dict[str, object], batch: pa.RecordBatch) -> None:
         """Send one batch. Raises: Unavailable when the stream broke."""
-        self._write(flight_messages.pack(meta), batch)
+        self._write(*pack_put(meta, batch))
 
     def send_small(self, puts: list[SmallPut]) -> None:
         """Send small batches in one message. Raises: Unavailable when the stream broke."""

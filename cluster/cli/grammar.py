@@ -225,7 +225,8 @@ produce  send each line of standard input, or of a file, as a message
     --key-separator TEXT  a line is KEY, TEXT, BODY (default: a line is only a body)
     --input FILE  read JSON lines from FILE, - for standard input: those of `raymq consume -o json` or of `raymq
         store dump`, or {"body": ..., "key": ..., "tag": ..., "index_keys": [...], "properties": {...},
-        "deliver_at_ms": ..., "topic": ..., "queue_id": ...} (default: lines of text on standard input)
+        "flag": ..., "sys_flag": ..., "deliver_at_ms": ..., "delay_level": ..., "wait_store_ok": ..., "topic": ...,
+        "queue_id": ...} (default: lines of text on standard input)
 consume  print messages
     @json @cluster
     topic TOPIC  name of the topic

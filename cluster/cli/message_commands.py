@@ -179,26 +179,24 @@ def _print_message(message: ReceivedMessage, output: str, console: Console) -> N
     elif output == "hex":
         console.line(message.body.hex())
     else:
-        console.json(
-            {
-                "topic": message.topic,
-                "queue_id": message.queue_id,
-                "offset": message.offset,
-                **_text_or_base64("key", message.key),
-                "tag": message.tag,
-                "index_keys": list(message.index_keys),
-                "properties": dict(message.properties),
-                "store_time_ms": message.store_time_ms,
-                "born_time_ms": message.born_time_ms,
-                **_text_or_base64("body", None if message.is_null else message.body),
-            }
-        )
+        # Here, because pyarrow would slow every command down.
+        from raymq.client.messages.fields import printed_fields
+
+        line: dict[str, Any] = {}
+        for field in printed_fields():
+            value = getattr(message, field.name)
+            if field.name == "body" and message.is_null:
+                value = None
+            line |= (
+                _text_or_base64(field.name, value)
+                if isinstance(value, bytes)
+                else {field.name: value}
+            )
+        console.json(line)
 
 
-def _text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
+def _text_or_base64(name: str, value: bytes) -> dict[str, str]:
     """Text under its name, other bytes as base64 under NAME_base64: a reader can distinguish them."""
-    if value is None:
-        return {name: None}
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

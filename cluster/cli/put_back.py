@@ -1,62 +1,40 @@
 """Messages that were printed or exported, as arguments of `Producer.send`: the way back into a topic.
 
 Three forms are read: the lines of `raymq consume -o json`, the lines of `raymq store dump`, and the rows of
-`raymq store export`. Body, key, tag, index keys and properties come back byte for byte. A message keeps its queue id
-if the topic has that queue, else its key decides. Offset, times, hosts, ids, flags and the properties that belong to
-RocketMQ or RayMQ are new.
+`raymq store export`. Body, key, tag, index keys and properties come back byte for byte. So do RocketMQ's flag, and the
+bits of sysFlag that a sender sets: a reader needs them for a compressed body. A message keeps its queue id if the topic
+has that queue, else its key decides. Offset, times, hosts, ids and the properties that belong to RocketMQ or RayMQ are
+new.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from raymq.client.messages.fields import BY_NAME, FIELDS, INDEX_KEYS, NULL_VALUE, put_back_fields
 from raymq.client.messages.keys import key_of
-from raymq.client.messages.message import INDEX_KEYS, NULL_VALUE, SYSTEM_PROPERTIES
+from raymq.client.messages.message import SYSTEM_PROPERTIES
 from raymq.store.base.errors import Rejected
+from raymq.store.base.format import SYS_OF_SENDER
 from raymq.store.records.properties import TAGS
 from raymq.store.state.topics import is_system_topic
 
-#: fields that `send` takes as they are
-_SENT = ("tag", "properties", "deliver_at_ms")
-#: fields of `consume -o json` that a new message cannot keep
-_NEW = ("offset", "store_time_ms", "born_time_ms")
-_FIELDS = ("topic", "queue_id", "key", "key_base64", "index_keys", *_SENT, *_NEW)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_named_texts(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
-
-
-_TEXT = (_is_text, "a text")
-_COUNT = (_is_count, "a whole number of at least 0")
-_NAMED_TEXTS = (_is_named_texts, "an object of texts")
-#: field of a line, of `store dump` too -> whether it takes a value that is not null, and what it takes
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "topic": _TEXT,
-    "queue_id": _COUNT,
-    "queueId": _COUNT,
-    # A number as its text.
-    "key": (lambda value: _is_text(value) or type(value) in (int, float), "a text or a number"),
-    "index_keys": (_is_texts, "a list of texts"),
-    "tag": _TEXT,
-    "properties": _NAMED_TEXTS,
-    "props": _NAMED_TEXTS,
-    "deliver_at_ms": _COUNT,
+#: fields that `send` takes in another form
+_OWN_FORM = ("topic", "key", "index_keys", "body")
+#: fields of a line
+_FIELDS = tuple(each.name for each in FIELDS if each.json is not None and each.name != "body")
+#: those that are sent as they are: key and index keys have a form of their own
+_SENT = tuple(
+    each.name for each in put_back_fields() if each.is_sent and each.name not in _OWN_FORM
+)
+#: field of a line, of `store dump` too -> its form
+_FORMS = {each.name: each.json for each in FIELDS if each.json is not None}
+_FORMS |= {
+    name: _FORMS[field]
+    for name, field in (("queueId", "queue_id"), ("props", "properties"), ("sysFlag", "flag"))
 }
 
 
@@ -66,7 +44,7 @@ class PutBack(NamedTuple):
     #: None: the line names none
     topic: str | None
     queue_id: int | None
-    #: body, key, tag, index_keys, properties, deliver_at_ms: those that it has
+    #: the arguments of `send` that it has
     fields: dict[str, Any]
 
 
@@ -88,7 +66,15 @@ def of_line(line: bytes, number: int) -> PutBack | None:
         raise Rejected(message, field="line", row=number) from error
 
 
-def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, str]) -> PutBack:
+def of_record(
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    properties: Mapping[str, str],
+    *,
+    flag: int = 0,
+    sys_flag: int = 0,
+) -> PutBack:
     """The message of a stored record: its properties hold key, tag and index keys too."""
     is_null = NULL_VALUE in properties and not body
     fields: dict[str, Any] = {"key": key_of(dict(properties))}
@@ -97,28 +83,39 @@ def of_record(topic: str, queue_id: int, body: bytes, properties: Mapping[str, s
     fields["properties"] = {
         name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES
     }
+    fields |= {"flag": flag, "sys_flag": sys_flag & SYS_OF_SENDER}
     return PutBack(topic, queue_id, {**_present(fields), "body": None if is_null else body})
 
 
 def _check_types(given: Mapping[str, object]) -> None:
     """Raises: TypeError for a field that is something else than it must be."""
     for name, value in given.items():
-        fits, wanted = _CHECKS.get(name, (None, ""))
-        if fits is not None and value is not None and not fits(value):
-            raise TypeError(f"{name} is {json.dumps(value)}; give {wanted}")
+        form = _FORMS.get(name)
+        if form is None or form.fits is None or value is None:
+            continue
+        if not form.fits(value):
+            raise TypeError(f"{name} is {json.dumps(value)}; give {form.wanted}")
 
 
 def _of_dump(given: dict[str, Any]) -> PutBack:
     body = base64.b64decode(given["body64"], validate=True)
-    return of_record(given["topic"], given["queueId"], body, given["props"])
+    return of_record(
+        given["topic"],
+        given["queueId"],
+        body,
+        given["props"],
+        flag=given.get("flag") or 0,
+        sys_flag=given.get("sysFlag") or 0,
+    )
 
 
 def _of_message(given: dict[str, Any]) -> PutBack:
     bodies = {"body", "body_base64"} & set(given)
-    unknown = set(given) - bodies - set(_FIELDS)
+    unknown = set(given) - bodies - {"key_base64", *_FIELDS}
     if unknown or len(bodies) != 1:
         raise ValueError(
-            f"it has the fields {sorted(given)}; body or body_base64 is needed, {', '.join(_FIELDS)} are optional"
+            f"it has the fields {sorted(given)}; body or body_base64 is needed, key_base64, {', '.join(_FIELDS)} are "
+            "optional"
         )
     fields = {name: given.get(name) for name in _SENT}
     fields["key"] = _key(given)
@@ -144,9 +141,13 @@ def _key(given: dict[str, Any]) -> bytes | None:
     return None if given.get("key") is None else str(given["key"]).encode()
 
 
-def _present(fields: Mapping[str, object]) -> dict[str, object]:
-    """The fields that the message has. An empty body or key counts as a field."""
-    return {name: value for name, value in fields.items() if value not in (None, (), {})}
+def _present(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are not their defaults. An empty body or key counts as a field."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if value not in (None, {}) and value != BY_NAME[name].default
+    }
 
 
 class Sender:

@@ -15,7 +15,7 @@ from raymq.store.state.topics import is_system_topic
 
 from .put_back import PutBack, Sender, of_record
 
-_COLUMNS = ("topic", "queue_id", "body", "properties")
+_COLUMNS = ("topic", "queue_id", "body", "properties", "flag", "sys_flag")
 #: rows decoded at a time
 _ROWS = 10_000
 
@@ -91,5 +91,6 @@ def _messages(files: list[Path], topic: str | None) -> Iterator[PutBack]:
                 if topic is not None:
                     batch = batch.filter(pc.equal(batch.column("topic"), topic))
                 columns = [batch.column(name).to_pylist() for name in _COLUMNS]
-                for name, queue_id, body, properties in zip(*columns, strict=True):
-                    yield of_record(name, queue_id, body, dict(properties))
+                for name, queue_id, body, properties, flag, bits in zip(*columns, strict=True):
+                    text = dict(properties)
+                    yield of_record(name, queue_id, body, text, flag=flag, sys_flag=bits)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from field_comments import field_comments
 
 import raymq
+from raymq.client.messages.fields import FIELDS
 from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.main import build_parser
 from raymq.cluster.record.cluster_record import StartOptions, new_record, resume_record
@@ -503,8 +504,55 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+# --- the fields of a message ----------------------------------------------------------------------
+
+
+def message_page() -> str:
+    """docs/reference/message.md."""
+    lines = [
+        "# Fields of a message",
+        "",
+        "Generated from the table of fields (`client/messages/fields.py`) by `docs/_generate/reference_pages.py`.",
+        "",
+        "`Message` and `send` have the fields that are sent, `ReceivedMessage` those that are read. `produce` and "
+        "`consume` stand for the lines of `raymq produce --input` and `raymq consume -o json`.",
+        "",
+        "| field | type | is | limits | place in a record |",
+        "|---|---|---|---|---|",
+    ]
+    for each in FIELDS:
+        cells = (f"`{each.name}`", f"`{each.type}`", each.doc, each.limits, each.stored)
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    lines += [
+        "",
+        "## Where each field is",
+        "",
+        "| field | sent | read | `send_batch` | `poll_batch` | `produce` | `consume` | Spark reads | Spark writes |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in FIELDS:
+        column = f"`{each.column_name}`" if each.column is not None else ""
+        marks = (
+            f"`{each.name}`",
+            "yes" if each.is_sent else "",
+            "yes" if each.is_read else "",
+            column if each.column is not None and each.column.is_sent else "",
+            column,
+            "yes" if each.json is not None and each.is_put_back else "",
+            "yes" if each.json is not None and each.is_printed else "",
+            "" if each.spark is None else f"`{each.spark}`",
+            "" if each.spark_sink is None else f"`{each.spark_sink}`",
+        )
+        lines.append(f"| {' | '.join(marks)} |")
+    return "\n".join(lines) + "\n"
+
+
 #: page -> the function that makes it
-PAGES = {"cli.md": cli_page, "configuration.md": configuration_page}
+PAGES = {
+    "cli.md": cli_page,
+    "configuration.md": configuration_page,
+    "message.md": message_page,
+}
 
 
 def main() -> None:

@@ -54,6 +54,11 @@ PREFIX = struct.Struct(">iI")
 #: bytes kept free at the end of a file for a blank record
 BLANK_BYTES = PREFIX.size
 
+#: the body is compressed by the sender's client, and how (bits 8 and 9); several tags
+SYS_COMPRESSED, SYS_MULTI_TAGS, SYS_COMPRESSION_TYPES = 0x1, 0x2, 0x300
+#: the bits that a sender may set. The shard sets those of the hosts, and transactions and inner batches are not puts.
+#: Source: MessageSysFlag, DefaultMQProducerImpl#sendKernelImpl
+SYS_OF_SENDER = SYS_COMPRESSED | SYS_MULTI_TAGS | SYS_COMPRESSION_TYPES
 SYS_TRANSACTION_MASK = 0xC
 #: its values: no transaction, a half message, a committed message, a rollback
 SYS_NO_TRANSACTION, SYS_PREPARED, SYS_COMMITTED, SYS_ROLLBACK = 0x0, 0x4, 0x8, 0xC
@@ -112,6 +117,13 @@ def pack_queue_units(positions: Any, sizes: Any, tags_codes: Any) -> bytes:
     units["size"] = sizes
     units["tags_code"] = tags_codes
     return units.tobytes()
+
+
+def with_tags_code(units: bytes, tags_code: int) -> bytes:
+    """Consume queue units with another tags code."""
+    changed = np.frombuffer(units, dtype=QUEUE_UNIT_DTYPE).copy()
+    changed["tags_code"] = tags_code
+    return changed.tobytes()
 
 
 @lru_cache(maxsize=4)
@@ -267,7 +279,6 @@ def tags_code(tags: str | None) -> int:
     return java_hash(tags) if tags else 0
 
 
-@lru_cache(maxsize=256)
 @lru_cache(maxsize=1024)
 def pack_host(ip: str, port: int) -> bytes:
     """A host field: 4 or 16 bytes address, int32 port. Raises: Rejected when `ip` is not an address."""
@@ -279,6 +290,20 @@ def pack_host(ip: str, port: int) -> bytes:
             field="host",
             limit="an IPv4 or IPv6 address",
         ) from error
+
+
+#: bytes of a host field: IPv4, IPv6
+HOST_BYTES = (8, 20)
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})", re.ASCII)
+
+
+@lru_cache(maxsize=1024)
+def parse_host(text: str) -> bytes:
+    """The host field of a text like 1.2.3.4:5 or [2001:db8::1]:5. Raises: ValueError."""
+    found = _HOST.fullmatch(text)
+    if found is None or int(found[3]) > 0xFFFF:
+        raise ValueError(f"{text!r} is not an IP address and a port")
+    return ipaddress.ip_address(found[1] or found[2]).packed + int(found[3]).to_bytes(4, "big")
 
 
 def host_flags(born: bytes, store: bytes) -> int:

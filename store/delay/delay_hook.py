@@ -1,8 +1,9 @@
 """Moves messages with a delivery time to the topics where they wait.
 
 `MessagePut` calls `transform` for every message. Half messages of transactions pass unchanged. RocketMQ's brokers move
-each message. RayMQ's producers send columns for the timer topic, so that sequences and batches stay whole. The shard
-only checks (`check_batch`) that each message names its queue and a time that timers reach.
+each message. RayMQ's producers send columns for the timer topic, or for that of the delay levels, so that sequences and
+batches stay whole. The shard only checks (`check_batch`) that each message names its queue, and a time that timers
+reach or its level.
 Source: HookUtils#handleScheduleMessage, RocketMQ 5.3.3. RocketMQ refuses messages for a congested second at random, and
 more of them if more messages wait. RayMQ refuses them from the limit on.
 """
@@ -60,6 +61,11 @@ DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELI
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
 _TOPIC = r"(?:^|\x02)REAL_TOPIC\x01(?P<v>[^\x02]+)\x02"
 _QUEUE = r"(?:^|\x02)REAL_QID\x01(?P<v>[0-9]{1,9})\x02"
+_LEVEL = r"(?:^|\x02)DELAY\x01(?P<v>[0-9]{1,5})\x02"
+_WRONG_LEVEL = (
+    r"(?:^|\x02)(?:DELAY\x01.*\x02DELAY|REAL_TOPIC\x01.*\x02REAL_TOPIC"
+    r"|REAL_QID\x01.*\x02REAL_QID)\x01"
+)
 #: properties that only the shard writes, and names that occur twice
 _WRONG = (
     r"(?:^|\x02)TIMER_(?:ROLL_TIMES|DEL_UNIQKEY|ENQUEUE_MS|DEQUEUE_MS)\x01"
@@ -159,7 +165,7 @@ class DelayHook(PutHook):
         Raises: as `check_batch`, and Rejected for a row that is too large.
         """
         batch = self._check(request, topics)
-        body, tag, properties, _ = batch.columns
+        body, tag, properties = batch.columns[:3]
         sizes = value_lengths(body) + value_lengths(tag) + value_lengths(properties) + _RECORD_BYTES
         row = int(sizes.argmax())
         check_record_size(self._config, row, int(sizes[row]), limit=self.record_bytes_max)
@@ -198,15 +204,7 @@ class DelayHook(PutHook):
 
         if not request.was_staged:
             self._check_times(out.cast(pa.string()).cast(pa.int64()).to_numpy())
-
-        for raw in pc.unique(topic).to_pylist():
-            rows = pc.equal(topic, raw)
-            queue_ids = queue.filter(rows).cast(pa.string()).cast(pa.int64()).to_numpy()
-            name, highest = raw.decode("utf-8", "replace"), int(queue_ids.argmax())
-            with _naming(int(np.flatnonzero(rows.to_numpy(zero_copy_only=False))[highest])):
-                check_target(name, int(queue_ids[highest]), topics)
-            if topics[name].compacted:
-                check_keys(name, batch, rows)
+        _check_targets(batch, topic, queue, topics)
         return batch
 
     def _check_times(self, out_ms: Int64s) -> None:
@@ -217,6 +215,65 @@ class DelayHook(PutHook):
             check_deliver_at(int(out_ms[row]) + PRECISION_MS, now_ms, self._config)
         for time_ms in np.unique(out_ms - out_ms % PRECISION_MS).tolist():
             check_congestion(time_ms, self.waiting, self._config)
+
+
+class LevelGuard:
+    """Opens the topic of the delay levels to the columns that producers put (`TopicGuard`)."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._levels = len(config.delay_levels_ms)
+        self.record_bytes_max = config.bundle_bytes_max - BUNDLE_RESERVE_BYTES - ROW_RESERVE_BYTES
+
+    def check_batch(self, request: PutRequest, topics: Mapping[str, TopicInfo]) -> None:
+        """Refuse columns with any row that is not of the queue's level, or could not be delivered.
+
+        Raises: Rejected naming the field and row; nothing was stored then.
+        """
+        level, batch = request.queue_id + 1, request.batch
+        if not 0 < level <= self._levels:
+            raise error_of(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"delay level {level} is put; there are {self._levels} (message_delay_level)",
+                field="delay_level",
+                limit=self._levels,
+                found=level,
+            )
+
+        if isinstance(batch, SmallBatch):
+            batch = batch.to_batch()
+        properties = batch.column("properties").fill_null(b"")
+        named = _extracted(properties, _LEVEL)
+        topic = _extracted(properties, _TOPIC)
+        queue = _extracted(properties, _QUEUE)
+        is_right = pc.equal(named, str(level).encode()).fill_null(False)
+        is_right = pc.and_(is_right, pc.and_(topic.is_valid(), queue.is_valid()))
+        wrong = pc.or_(
+            pc.match_substring_regex(properties, f"(?s:{_WRONG_LEVEL})"), pc.invert(is_right)
+        )
+        if pc.any(wrong).as_py():
+            raise error_of(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"messages of queue {request.queue_id} of {SCHEDULE_TOPIC} need DELAY {level}, REAL_TOPIC and "
+                "REAL_QID, once each; send with delay_level instead",
+                field="properties",
+                limit="DELAY, REAL_TOPIC, REAL_QID",
+                row=pc.index(wrong, True).as_py(),
+            )
+        _check_targets(batch, topic, queue, topics)
+
+
+def _check_targets(
+    batch: pa.RecordBatch, topic: pa.Array, queue: pa.Array, topics: Mapping[str, TopicInfo]
+) -> None:
+    """Refuse rows that name a topic or queue to which they could not be delivered. Raises: Rejected."""
+    for raw in pc.unique(topic).to_pylist():
+        rows = pc.equal(topic, raw)
+        queue_ids = queue.filter(rows).cast(pa.string()).cast(pa.int64()).to_numpy()
+        name, highest = raw.decode("utf-8", "replace"), int(queue_ids.argmax())
+        with _naming(int(np.flatnonzero(rows.to_numpy(zero_copy_only=False))[highest])):
+            check_target(name, int(queue_ids[highest]), topics)
+        if topics[name].compacted:
+            check_keys(name, batch, rows)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
 from raymq.store.base.files import NOT_TRIED, Files
 from raymq.store.base.format import (
     DECISIONS_TOPIC,
+    SCHEDULE_TOPIC,
     STAGED_TOPIC,
     TIMER_TOPIC,
     check_group_name,
@@ -29,7 +30,7 @@ from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.compaction.get_compacted import get_compacted
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
-from raymq.store.delay.delay_hook import DelayHook
+from raymq.store.delay.delay_hook import DelayHook, LevelGuard
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
@@ -118,6 +119,7 @@ class MessageStore:
         #: system topics that users may put columns to, and their checks
         self.topic_guards: dict[str, TopicGuard] = {
             TIMER_TOPIC: self.delay_hook,
+            SCHEDULE_TOPIC: LevelGuard(log.config),
             STAGED_TOPIC: StagedGuard(log.config, self.delay_hook),
             DECISIONS_TOPIC: DecisionGuard(log.config),
         }

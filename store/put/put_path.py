@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import (
     Bug,
@@ -20,6 +21,7 @@ from raymq.store.base.errors import (
     Unavailable,
     require,
 )
+from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.base.running_flags import BLOCKS_PUTS, FENCED, RunningFlags
 from raymq.store.base.status import PutStatus
 from raymq.store.log.commit_log import CommitLog
@@ -492,6 +494,11 @@ class PutPath:
         """Account for rows [row, stop), which are in the log now."""
         offset, start, end = appended.first_offset, appended.physical_offset, appended.end_offset
         store_time_ms = appended.store_time_ms
+        units = encoded.queue_units(row, stop, start)
+        if request.topic == SCHEDULE_TOPIC:
+            # Their guard has seen that all rows are of the queue's level.
+            due_ms = store_time_ms + self._config.delay_levels_ms[request.queue_id]
+            units = fmt.with_tags_code(units, due_ms)
         self._reput.remember(
             UndispatchedUnit(
                 start=start,
@@ -499,7 +506,7 @@ class PutPath:
                 topic=request.topic,
                 queue_id=request.queue_id,
                 first_offset=offset,
-                queue_units=encoded.queue_units(row, stop, start),
+                queue_units=units,
                 store_time_ms=store_time_ms,
                 keyed=None if encoded.keyed is None else encoded.keyed.rows(row, stop),
             )

@@ -10,6 +10,7 @@ from .record_decode import RECORD_SCHEMA, decode, select
 from .record_encode import EncodedBatch, blank, encode_batch, encode_record
 from .record_walk import MAGICS, Walk, WalkStop, walk
 from .small_batch import (
+    MORE_SCHEMA,
     PUT_SCHEMA,
     SMALL_BYTES_MAX,
     SMALL_ROWS_MAX,
@@ -20,6 +21,7 @@ from .small_batch import (
 
 __all__ = [
     "MAGICS",
+    "MORE_SCHEMA",
     "PUT_SCHEMA",
     "RECORD_SCHEMA",
     "SMALL_BYTES_MAX",

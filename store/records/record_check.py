@@ -28,7 +28,16 @@ from .properties import (
     encode,
     separators_absent,
 )
-from .small_batch import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch, all_rows_valid, small_batch
+from .small_batch import (
+    MORE_SCHEMA,
+    PUT_SCHEMA,
+    SMALL_BYTES_MAX,
+    SmallBatch,
+    all_rows_valid,
+    more_columns,
+    put_schema,
+    small_batch,
+)
 
 _WAITS_NOT = encode({WAIT: "false"})
 
@@ -52,6 +61,7 @@ def check_put(
     - a tag with separators
     - properties that are malformed or hold properties of the store itself
     - tag or properties with 512 zero bytes in a row
+    - a sys_flag with a bit that no sender sets, or a born_host that is no host field
     - properties that would be longer than 32,767 bytes together with the tag
     """
     fmt.check_topic_name(topic)
@@ -67,7 +77,7 @@ def check_put(
     if small is not None and all_rows_valid(small, max_message_bytes):
         return small
 
-    body, tag, properties, born = batch.columns
+    body, tag, properties, born = batch.columns[:4]
     for name, column in (("body", body), ("born_time_ms", born)):
         if column.null_count:
             row = pc.index(column.is_null(), True).as_py()
@@ -89,6 +99,7 @@ def check_put(
         stored_bytes += _check_properties(properties)
     if stored_bytes > _STORED_BYTES_MAX:
         _check_stored(tag, properties)
+    _check_more(more_columns(batch))
     return small
 
 
@@ -150,18 +161,53 @@ def check_columns(batch: pa.RecordBatch) -> None:
 
 
 def _check_schema(batch: pa.RecordBatch) -> None:
-    if batch.schema.names != PUT_SCHEMA.names:
+    schema = put_schema(batch.schema.names)
+    if batch.schema.names != schema.names:
         raise Rejected(
-            f"the batch has the columns {batch.schema.names}; expected {PUT_SCHEMA.names}",
+            f"the batch has the columns {batch.schema.names}; expected {PUT_SCHEMA.names}, and after them those of "
+            f"{MORE_SCHEMA.names} that it has",
             field="columns",
             limit=", ".join(PUT_SCHEMA.names),
         )
-    for expected, found in zip(PUT_SCHEMA, batch.schema, strict=True):
+    for expected, found in zip(schema, batch.schema, strict=True):
         if found.type != expected.type:
             raise Rejected(
                 f"column {expected.name} has the type {found.type}; cast it to {expected.type}",
                 field=expected.name,
                 limit=str(expected.type),
+            )
+
+
+def _check_more(more: dict[str, pa.Array]) -> None:
+    """Refuse values of MORE_SCHEMA that no record of a sender has. Raises: Rejected."""
+    if "sys_flag" in more:
+        found = more["sys_flag"].fill_null(0).to_numpy()
+        wrong = found & ~fmt.SYS_OF_SENDER != 0
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise Rejected(
+                f"row {row} has the sys_flag {int(found[row]):#x}; a sender sets bits of {fmt.SYS_OF_SENDER:#x} alone "
+                "(compressed and how, several tags), and the shard sets those of hosts and transactions",
+                field="sys_flag",
+                limit=fmt.SYS_OF_SENDER,
+                found=int(found[row]),
+                row=row,
+            )
+
+    if "born_host" in more:
+        hosts = more["born_host"]
+        wrong = hosts.is_valid().to_numpy(zero_copy_only=False) & ~np.isin(
+            value_lengths(hosts), fmt.HOST_BYTES
+        )
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise Rejected(
+                f"row {row} has a born_host of {len(hosts[row].as_py())} bytes; give 4 or 16 bytes of an IP address "
+                "and 4 of the port",
+                field="born_host",
+                limit="8 or 20 bytes",
+                found=len(hosts[row].as_py()),
+                row=row,
             )
 
 

@@ -19,11 +19,14 @@ from raymq.store.base.arrays import Int64s
 from raymq.store.base.checksum import body_crc, body_crcs
 from raymq.store.base.errors import PropertiesTooLong, Rejected, require
 
-from .binary_columns import one_value, value_lengths
+from .binary_columns import one_value, value_bytes, value_lengths, value_offsets
 from .keys import Keyed, keyed_column
 from .producer_stamp import STAMP_BYTES, Stamp, stamped_rows
 from .properties import PROPERTY_SEPARATOR, TAG_NAME
-from .small_batch import EncodedSmallBatch, SmallBatch
+from .small_batch import EncodedSmallBatch, SmallBatch, more_columns, row_lists
+
+#: of a host field: the port comes last
+_PORT_BYTES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,29 +104,36 @@ def encode_batch(
     *,
     stamp: Stamp | None,
     store_host: tuple[str, int],
-    flag: int = 0,
-    sys_flag: int = 0,
     born_host: tuple[str, int] | None = None,
     small: SmallBatch | None = None,
 ) -> EncodedBatch | EncodedSmallBatch:
     """Encode the parts of a batch that need no put lock. The batch must have passed `check_put`.
 
-    Args: `stamp` is that of row 0; None writes none. `born_host` defaults to `store_host`; IPv6
-    sets the sys_flag bits. `small` is what `check_put` returned.
+    Args: `stamp` is that of row 0; None writes none. `born_host` is that of rows that name none, and defaults to
+    `store_host`; IPv6 sets the sys_flag bits. `small` is what `check_put` returned.
     Raises: Rejected for a stamp or host that cannot be written.
     """
     store_bytes = fmt.pack_host(*store_host)
     born_bytes = fmt.pack_host(*born_host) if born_host else store_bytes
     topic_bytes, magic = _topic_field(topic)
-    if small is not None and not flag and not sys_flag:
+    if small is None:
+        columns = batch.to_batch() if isinstance(batch, SmallBatch) else batch
+        more = more_columns(columns)
+        if "born_host" in more and columns.num_rows:
+            more["born_host"] = more["born_host"].fill_null(born_bytes)
+            widths = value_lengths(more["born_host"])
+            if (widths == widths[0]).all():
+                born_bytes = bytes(int(widths[0]))
+            else:
+                # Headers of several widths: few batches have them, and row by row is simplest.
+                small = row_lists(columns)
+    if small is not None:
         return EncodedSmallBatch(
             topic_bytes, magic, queue_id, small, stamp=stamp, born=born_bytes, store=store_bytes
         )
-    if isinstance(batch, SmallBatch):
-        batch = batch.to_batch()
 
-    count = batch.num_rows
-    body, tag, properties, born = batch.columns
+    count = columns.num_rows
+    body, tag, properties, born = columns.columns[:4]
 
     # topic, and the length of all properties, which is set below; the stamp is the first property
     head = topic_bytes + b"\0\0"
@@ -146,8 +156,10 @@ def encode_batch(
 
     fixed[:, len(head) - 2 : len(head)].view(">i2")[:, 0] = stored
 
-    template = _header_template(magic, queue_id, flag, sys_flag, born_bytes, store_bytes)
+    template = _header_template(magic, queue_id, born_bytes, store_bytes)
     headers = np.repeat(template, count)
+    if more:
+        _set_more(headers, more)
     body_lengths = value_lengths(body)
     sizes = body_lengths + stored + (headers.dtype.itemsize + len(head))
     headers["size"] = sizes
@@ -159,18 +171,30 @@ def encode_batch(
 
 
 @lru_cache(maxsize=256)
-def _header_template(
-    magic: int, queue_id: int, flag: int, sys_flag: int, born: bytes, store: bytes
-) -> npt.NDArray[np.generic]:
+def _header_template(magic: int, queue_id: int, born: bytes, store: bytes) -> npt.NDArray[Any]:
     """The header fields that all records of a batch share; the others are 0."""
     template = np.zeros(1, dtype=fmt.header_dtype(len(born) > 8, len(store) > 8))
     template["magic"] = magic
     template["queue_id"] = queue_id
-    template["flag"] = flag
-    template["sys_flag"] = sys_flag | fmt.host_flags(born, store)
+    template["sys_flag"] = fmt.host_flags(born, store)
     template["born_ip"], template["born_port"] = np.void(born[:-4]), _port(born)
     template["store_ip"], template["store_port"] = np.void(store[:-4]), _port(store)
     return template
+
+
+def _set_more(headers: npt.NDArray[Any], more: dict[str, pa.Array]) -> None:
+    """Set the fields of MORE_SCHEMA. Args: `more`: their columns; the hosts are of one width, none of them null."""
+    if "flag" in more:
+        headers["flag"] = more["flag"].fill_null(0).to_numpy()
+    if "sys_flag" in more:
+        headers["sys_flag"] |= more["sys_flag"].fill_null(0).to_numpy()
+    if "born_host" in more:
+        hosts = more["born_host"]
+        start, stop = value_offsets(hosts)[[0, -1]].tolist()
+        rows = value_bytes(hosts)[start:stop].reshape(len(hosts), -1)
+        width = rows.shape[1] - _PORT_BYTES
+        headers["born_ip"] = np.ascontiguousarray(rows[:, :width]).view(f"V{width}")[:, 0]
+        headers["born_port"] = np.ascontiguousarray(rows[:, width:]).view(">i4")[:, 0]
 
 
 def _port(packed: bytes) -> int:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +39,18 @@ PUT_SCHEMA = pa.schema(
     ]
 )
 
+#: columns that a put may have after those, in this order. A null, and a column that is absent, is the default: 0, and
+#: the address of the connection. `born_host` is a host field as in the record (store/base/format.py)
+MORE_SCHEMA = pa.schema(
+    [
+        pa.field("flag", pa.int32()),
+        pa.field("sys_flag", pa.int32()),
+        pa.field("born_host", pa.binary()),
+    ]
+)
+_PUT_COLUMNS, _MORE_NAMES = len(PUT_SCHEMA), tuple(MORE_SCHEMA.names)
+_NO_MORE = (None,) * len(MORE_SCHEMA)
+
 #: with more rows arrays cost less
 SMALL_ROWS_MAX = 64
 #: longer rows cost more to copy than the arrays cost
@@ -50,6 +64,10 @@ class SmallBatch(NamedTuple):
     tags: list[str | None]
     properties: list[bytes | None]
     born_times_ms: list[int]
+    #: those of MORE_SCHEMA; None: absent
+    flags: list[int | None] | None = None
+    sys_flags: list[int | None] | None = None
+    born_hosts: list[bytes | None] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -59,23 +77,61 @@ class SmallBatch(NamedTuple):
     def take(self, rows: pa.Array) -> SmallBatch:
         """A batch of these rows. A RecordBatch has the same method."""
         wanted = rows.to_pylist()
-        return SmallBatch(*([column[row] for row in wanted] for column in self))
+        columns: list[Any] = [
+            None if column is None else [column[row] for row in wanted] for column in self
+        ]
+        return SmallBatch(*columns)
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The columns of MORE_SCHEMA that it has."""
+        found = zip(_MORE_NAMES, self[_PUT_COLUMNS:], strict=True)
+        return tuple(name for name, column in found if column is not None)
 
     def to_batch(self) -> pa.RecordBatch:
-        """The same as a batch of PUT_SCHEMA."""
-        columns = zip(self, PUT_SCHEMA.types, strict=True)
-        arrays = [pa.array(values, kind) for values, kind in columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=PUT_SCHEMA)
+        """The same as a batch of PUT_SCHEMA, and the columns of MORE_SCHEMA that it has."""
+        schema = put_schema(self.more)
+        columns = [column for column in self if column is not None]
+        arrays = [
+            pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def put_schema(names: Iterable[str] = ()) -> pa.Schema:
+    """PUT_SCHEMA, and after it the columns of MORE_SCHEMA that are among `names`."""
+    return _put_schema(frozenset(names))
+
+
+@lru_cache(maxsize=64)
+def _put_schema(names: frozenset[str]) -> pa.Schema:
+    return pa.schema([*PUT_SCHEMA, *(field for field in MORE_SCHEMA if field.name in names)])
+
+
+def more_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """The columns of MORE_SCHEMA that a batch has."""
+    if batch.num_columns == _PUT_COLUMNS:
+        return {}
+    return dict(zip(batch.schema.names[_PUT_COLUMNS:], batch.columns[_PUT_COLUMNS:], strict=True))
+
+
+def row_lists(batch: pa.RecordBatch) -> SmallBatch:
+    """The columns of a batch as lists, however many rows it has."""
+    more = more_columns(batch)
+    return SmallBatch(
+        *(column.to_pylist() for column in batch.columns[:_PUT_COLUMNS]),
+        *(more[name].to_pylist() if name in more else None for name in _MORE_NAMES),
+    )
 
 
 def small_batch(batch: pa.RecordBatch) -> SmallBatch | None:
     """A valid batch as a small one; None for a large one, and for a null that is not allowed."""
     if not 0 < batch.num_rows <= SMALL_ROWS_MAX:
         return None
-    body, _, _, born = batch.columns
+    body, born = batch.column(0), batch.column(3)
     if body.null_count or born.null_count or batch.get_total_buffer_size() > SMALL_BYTES_MAX:
         return None
-    return SmallBatch(*(column.to_pylist() for column in batch.columns))
+    return row_lists(batch)
 
 
 def all_rows_valid(batch: SmallBatch, max_message_bytes: int) -> bool:
@@ -85,7 +141,11 @@ def all_rows_valid(batch: SmallBatch, max_message_bytes: int) -> bool:
             return False
         if (tag or properties) and not _properties_valid(tag, properties):
             return False
-    return True
+    if batch.sys_flags is None and batch.born_hosts is None:
+        return True
+    return not any(flag and flag & ~fmt.SYS_OF_SENDER for flag in batch.sys_flags or ()) and all(
+        host is None or len(host) in fmt.HOST_BYTES for host in batch.born_hosts or ()
+    )
 
 
 def _properties_valid(tag: str | None, properties: bytes | None) -> bool:
@@ -105,13 +165,17 @@ def _properties_valid(tag: str | None, properties: bytes | None) -> bool:
 
 
 class EncodedSmallBatch:
-    """`record_encode.EncodedBatch` of a small batch, without arrays. The flag is 0."""
+    """`record_encode.EncodedBatch` of a small batch, without arrays.
+
+    It also encodes batches of any size whose born hosts are of both kinds: their headers have several widths.
+    """
 
     __slots__ = (
         "_batch",
         "_born",
         "_crcs",
         "_header",
+        "_heads",
         "_magic",
         "_queue_id",
         "_record_sizes",
@@ -155,10 +219,19 @@ class EncodedSmallBatch:
             tails.append(topic + len(stored).to_bytes(2, "big") + stored)
         self._tails = tails
 
-        fixed = self._header.size
-        self._record_sizes = [
-            fixed + len(body) + len(tail) for body, tail in zip(batch.bodies, tails, strict=True)
-        ]
+        #: what each row has in its header; None: all rows have the same there
+        self._heads = None if batch[_PUT_COLUMNS:] == _NO_MORE else _heads(batch, born, store)
+        if self._heads is None:
+            fixed = self._header.size
+            self._record_sizes = [
+                fixed + len(body) + len(tail)
+                for body, tail in zip(batch.bodies, tails, strict=True)
+            ]
+        else:
+            self._record_sizes = [
+                head.size + len(body) + len(tail)
+                for head, body, tail in zip(self._heads, batch.bodies, tails, strict=True)
+            ]
         #: bytes of all records
         self.size = sum(self._record_sizes)
         #: the properties, if one of the rows has a key
@@ -191,7 +264,9 @@ class EncodedSmallBatch:
     ) -> bytes:
         """The records of rows [start, stop), as `EncodedBatch.records` makes them."""
         require(0 <= start <= stop <= self.count, "rows of a batch", start=start, stop=stop)
-        bodies, _, _, born_times_ms = self._batch
+        if self._heads is not None:
+            return self._headed_records(start, stop, queue_offset, physical_offset, store_time_ms)
+        bodies, born_times_ms = self._batch.bodies, self._batch.born_times_ms
         magic, queue_id, sys_flag = self._magic, self._queue_id, self._sys_flag
         born, store, pack = self._born, self._store, self._header.pack
 
@@ -219,3 +294,62 @@ class EncodedSmallBatch:
             queue_offset += 1
             physical_offset += size
         return b"".join(parts)
+
+    def _headed_records(
+        self, start: int, stop: int, queue_offset: int, physical_offset: int, store_time_ms: int
+    ) -> bytes:
+        """`records` of a batch that has columns of MORE_SCHEMA."""
+        heads = self._heads or []
+        bodies, born_times_ms = self._batch.bodies, self._batch.born_times_ms
+
+        parts: list[bytes] = []
+        for row in range(start, stop):
+            head, body, size = heads[row], bodies[row], self._record_sizes[row]
+            header = head.pack(
+                size,
+                self._magic,
+                self._crcs[row],
+                self._queue_id,
+                head.flag,
+                queue_offset,
+                physical_offset,
+                head.sys_flag,
+                born_times_ms[row],
+                head.born,
+                store_time_ms,
+                self._store,
+                0,
+                0,
+                len(body),
+            )
+            parts += (header, body, self._tails[row])
+            queue_offset += 1
+            physical_offset += size
+        return b"".join(parts)
+
+
+class _Head(NamedTuple):
+    """What a row of its own has in the header of its record."""
+
+    pack: Callable[..., bytes]
+    #: bytes of the header
+    size: int
+    flag: int
+    sys_flag: int
+    born: bytes
+
+
+def _heads(batch: SmallBatch, born: bytes, store: bytes) -> list[_Head]:
+    """Of each row. Args: `born`: the host of rows that name none."""
+    absent: list[None] = [None] * len(batch.bodies)
+    columns = zip(
+        batch.flags or absent, batch.sys_flags or absent, batch.born_hosts or absent, strict=True
+    )
+
+    found: list[_Head] = []
+    for flag, sys_flag, host in columns:
+        host = host or born
+        header = fmt.header_struct(len(host) > 8, len(store) > 8)
+        bits = (sys_flag or 0) | fmt.host_flags(host, store)
+        found.append(_Head(header.pack, header.size, flag or 0, bits, host))
+    return found

@@ -34,7 +34,7 @@ from raymq.store.records.key_check import check_keys
 from raymq.store.records.properties import PROPERTY_SEPARATOR, TAG_NAME
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import AppendedRows, PutRequest
-from raymq.store.records.small_batch import SmallBatch
+from raymq.store.records.small_batch import SmallBatch, more_columns
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
 
@@ -94,6 +94,13 @@ class StagedGuard:
         batch = request.batch
         if isinstance(batch, SmallBatch):
             batch = batch.to_batch()
+        more = more_columns(batch)
+        if more:
+            raise Rejected(
+                f"rows of a staged write have {', '.join(more)}, which their publication would lose; leave it out",
+                field=next(iter(more)),
+                limit="absent",
+            )
 
         found = pc.extract_regex(batch.column("properties").fill_null(b""), _SENT)
         if request.queue_id or request.producer_id is None or found.null_count:

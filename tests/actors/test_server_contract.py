@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raymq.client.transport.connection import Connection
@@ -19,7 +20,8 @@ from raymq.store.base.errors import (
     Unavailable,
     from_wire,
 )
-from raymq.store.records.record import SmallBatch
+from raymq.store.base.format import pack_host
+from raymq.store.records.record import SmallBatch, encode_batch, encode_record, small_batch
 from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
 from tests.support.batches import batch
 from tests.support.fake_backend import CLUSTER_ID, FakeBackend
@@ -154,6 +156,97 @@ def test_a_small_batch_is_checked_as_a_large_one_is(
         else:
             stream.send_small([(meta(1), row)])
         assert from_wire(receive(stream, 1)[0]["error"]).field == field
+    assert backend.bodies("t") == []
+
+
+V4, V6 = ("192.0.2.1", 5000), ("2001:db8::1", 5001)
+#: flag, sysFlag and born host of three rows; None: the default
+HEADS: list[tuple[int | None, int | None, tuple[str, int] | None]] = [
+    (7, 0x301, V4),
+    (None, None, None),
+    (-1, 0x2, V6),
+]
+
+
+def headed(names: Iterable[str]) -> SmallBatch:
+    """Three rows, with the named columns of HEADS."""
+    columns = {
+        "flag": [flag for flag, _, _ in HEADS],
+        "sys_flag": [bits for _, bits, _ in HEADS],
+        "born_host": [None if host is None else pack_host(*host) for _, _, host in HEADS],
+    }
+    kept: Any = [columns[name] if name in names else None for name in columns]
+    return SmallBatch([b"a", b"", b"c"], ["A", None, None], [None] * 3, [1, 2, 3], *kept)
+
+
+@pytest.mark.parametrize("form", ["small", "columns", "many columns"])
+@pytest.mark.parametrize(
+    "names", [("flag", "sys_flag", "born_host"), ("flag",), ("sys_flag",), ("born_host",)]
+)
+def test_flags_and_born_host_are_stored_as_rocketmq_encodes_them(
+    backend: FakeBackend, connection: Connection, names: tuple[str, ...], form: str
+) -> None:
+    rows, times = headed(names), 1 if form != "many columns" else 30_000
+    columns = pa.concat_batches([rows.to_batch()] * times)
+    with closing(connection.put_stream()) as stream:
+        if form == "small":
+            stream.send_small([(meta(1), rows), (meta(2, 3), small(b"plain"))])
+        else:
+            stream.send(meta(1), columns)
+            stream.send(meta(2, 3 * times), batch([b"plain"]))
+        receive(stream, 2)
+
+    request = backend.puts[0]
+    plain = backend.puts[1].batch
+    assert (plain if isinstance(plain, SmallBatch) else small_batch(plain)).more == ()
+    encoded = encode_batch("t", 0, request.batch, stamp=None, store_host=V4, born_host=("::1", 9))
+    place = {"queue_offset": 0, "physical_offset": 0, "store_time_ms": 9}
+    found = bytes(encoded.records(0, 3, **place))
+    assert encoded.count == 3 * times
+
+    expected = b""
+    for row, (flag, bits, host) in enumerate(HEADS):
+        expected += encode_record(
+            topic="t",
+            body=rows.bodies[row],
+            properties=b"TAGS\x01A\x02" if row == 0 else b"",
+            queue_offset=row,
+            physical_offset=len(expected),
+            flag=(flag or 0) if "flag" in names else 0,
+            sys_flag=(bits or 0) if "sys_flag" in names else 0,
+            born_time_ms=row + 1,
+            born_host=(host or ("::1", 9)) if "born_host" in names else ("::1", 9),
+            store_time_ms=9,
+            store_host=V4,
+        )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"sys_flags": [0, 0x4, 0]}, "sys_flag"),
+        ({"sys_flags": [0, 0x10, 0]}, "sys_flag"),
+        ({"born_hosts": [None, b"192.0.2.1", None]}, "born_host"),
+    ],
+)
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_bit_or_a_host_that_no_sender_has_is_refused_with_its_row(
+    backend: FakeBackend,
+    connection: Connection,
+    change: dict[str, Any],
+    field: str,
+    is_large: bool,
+) -> None:
+    rows = headed(())._replace(**change)
+    with closing(connection.put_stream()) as stream:
+        if is_large:
+            stream.send(meta(1), rows.to_batch())
+        else:
+            stream.send_small([(meta(1), rows)])
+        (ack,) = receive(stream, 1)
+    error = from_wire(ack["error"])
+    assert (ack["id"], error.field, error.row) == (1, field, 1)
     assert backend.bodies("t") == []
 
 

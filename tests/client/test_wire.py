@@ -347,11 +347,31 @@ def test_small_batches_come_as_they_went(words: dict[str, object]) -> None:
         assert unpack_puts(pack_puts([put])) == [put]
     together = [*one_by_one, ({**want, "id": 4, "topic": "ü", "queue": 5}, small(*ROWS))]
     assert unpack_puts(pack_puts(together)) == together
+    more = {
+        "flags": [7, -1, 0],
+        "sys_flags": [0x301, 0, 2],
+        "born_hosts": [bytes(8), None, bytes(20)],
+    }
+    for name, column in more.items():
+        assert unpack_puts(pack_puts([(want, small(*ROWS)._replace(**{name: column}))])) == [
+            (want, small(*ROWS)._replace(**{name: column}))
+        ]
+    mixed = [(want, small(*ROWS)._replace(**more)), *together]
+    assert unpack_puts(pack_puts(mixed)) == mixed
+
+
+def test_a_small_put_without_further_columns_keeps_its_bytes() -> None:
+    words = {**meta(3, 5), "queue": 1, "epoch": 2, "acks": "quorum", "read": 2}
+    assert pack_puts([(words, small((b"body", "tag", b"k\x01v\x02", 9)))]) == bytes.fromhex(
+        "01 01 01000000 0300000000000000 0200000000000000 0700000000000000 0200000000000000"
+        "0500000000000000 0100 0100 74 0900000000000000 04000000 03000000 04000000 746167 6b017602 626f6479"
+    )
 
 
 def test_cut_small_batches_are_refused_in_band(connection: ShardConnection) -> None:
     words = {**meta(1), "acks": "quorum", "read": 0}
-    whole = pack_puts([(words, small((b"", "tag", b"k\x01v\x02", 7)))])
+    row = small((b"", "tag", b"k\x01v\x02", 7))
+    whole = pack_puts([(words, row._replace(flags=[7], sys_flags=[1], born_hosts=[bytes(8)]))])
     stream = connection.put_stream()
     for length in range(2, len(whole)):
         stream._write(whole[:length])

@@ -74,6 +74,9 @@ def received(queue_id: int, offset: int, body: bytes, key: bytes | None = None) 
         tag=None,
         index_keys=(),
         properties={"p": "q"},
+        flag=0,
+        sys_flag=0,
+        born_host="192.0.2.1:5000",
         store_time_ms=2,
         born_time_ms=1,
     )
@@ -680,7 +683,7 @@ def test_what_consume_prints_as_json_is_sent_again_as_it_was(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     odd = received(1, 1, b"\xff\x00", b"\xfe")
-    odd.tag, odd.index_keys = "T", ("i", "j")
+    odd.tag, odd.index_keys, odd.flag, odd.sys_flag = "T", ("i", "j"), -7, 0x301
     terminal.cluster.ranges = {0: (0, 1), 1: (1, 2)}
     terminal.cluster.messages = [received(0, 0, b'{"n": 1}', b"k"), odd]
 
@@ -697,6 +700,8 @@ def test_what_consume_prints_as_json_is_sent_again_as_it_was(
                 "tag": "T",
                 "index_keys": ("i", "j"),
                 "properties": {"p": "q"},
+                "flag": -7,
+                "sys_flag": 0x301,
                 "queue_id": 1,
             },
         ),
@@ -718,7 +723,8 @@ def test_lines_of_store_dump_are_sent_to_their_topics_and_the_rest_is_left_out(
 
     lines = [
         dumped("t", _P="stamp", KEYS="a b", TAGS="T", __SHARDINGKEY="k", UNIQ_KEY="u", p="q"),
-        dumped("t", __KEY_B64="/g=="),
+        # Its born host is IPv6: only the sender's bits come back.
+        {**dumped("t", __KEY_B64="/g=="), "flag": 7, "sysFlag": 0x311},
         {"kind": "queue", "topic": "t", "queueId": 1, "min": 0, "max": 2, "read": 2},
         dumped("rmq_sys_raymq"),
         dumped("SCHEDULE_TOPIC_XXXX"),
@@ -738,7 +744,10 @@ def test_lines_of_store_dump_are_sent_to_their_topics_and_the_rest_is_left_out(
                 "queue_id": 1,
             },
         ),
-        ("t", {"body": b"\xff", "key": b"\xfe", "queue_id": 1}),
+        (
+            "t",
+            {"body": b"\xff", "key": b"\xfe", "flag": 7, "sys_flag": 0x301, "queue_id": 1},
+        ),
     ]
     assert "2 records of internal topics left out" in terminal.err
 
@@ -775,6 +784,10 @@ def test_a_json_line_that_is_not_a_message_is_refused(line: bytes, terminal: Ter
         ("tag", 5, "a text"),
         ("properties", {"a": 1}, "an object of texts"),
         ("deliver_at_ms", "7", "a whole number"),
+        ("delay_level", -1, "a whole number"),
+        ("flag", "7", "a whole number"),
+        ("sys_flag", True, "a whole number"),
+        ("wait_store_ok", 1, "true or false"),
     ],
 )
 def test_a_json_line_with_a_field_of_another_type_is_refused_and_nothing_of_it_is_sent(

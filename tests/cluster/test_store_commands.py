@@ -188,7 +188,8 @@ def test_what_export_wrote_is_imported_as_it_was(tmp_path: Path) -> None:
             ("t", 1, b"second", {"__SHARDINGKEY": "k"}),
             ("u", 0, b"other", {}),
         ):
-            store.put_message(InnerMessage(topic, queue_id, body, properties))
+            bits = {"flag": 7, "sys_flag": 0x301} if body == b"second" else {}
+            store.put_message(InnerMessage(topic, queue_id, body, properties, **bits))
 
     assert Ran("export", root, target).code == 0
     code, said = imported(FakeCluster(t=1), target)
@@ -202,7 +203,7 @@ def test_what_export_wrote_is_imported_as_it_was(tmp_path: Path) -> None:
     assert cluster.sent == [
         ("t", {"body": b"", "queue_id": 0}),
         ("t", {"body": b"\xff\x00\n", **full, "queue_id": 1}),
-        ("t", {"body": b"second", "key": b"k", "queue_id": 1}),
+        ("t", {"body": b"second", "key": b"k", "flag": 7, "sys_flag": 0x301, "queue_id": 1}),
         ("u", {"body": b"other", "queue_id": 0}),
     ]
 

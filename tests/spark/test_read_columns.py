@@ -24,6 +24,9 @@ def read(*properties: bytes | None, tag: str | None = None, names: Any = NAMES) 
     rows = rows.set_column(
         2, record.PUT_SCHEMA.field("properties"), pa.array(properties, pa.binary())
     )
+    for name, value in (("flag", 7), ("sys_flag", 0x301)):
+        field = record.MORE_SCHEMA.field(name)
+        rows = rows.append_column(field, pa.array([value] * rows.num_rows, field.type))
     encoded = record.encode_batch("t", 3, rows, stamp=None, store_host=("127.0.0.1", 10911))
     data = encoded.records(
         0, encoded.count, queue_offset=40, physical_offset=0, store_time_ms=NOW_MS
@@ -63,6 +66,9 @@ def test_every_column_has_its_type_and_its_value() -> None:
         "index_keys": ["k1", "k2"],
         "deliver_at": time,
         "shard": 1,
+        "message_flag": 7,
+        "sys_flag": 0x301,
+        "born_host": "127.0.0.1:10911",
     }
 
 

@@ -6,11 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from raymq.store.base.format import SCHEDULE_TOPIC
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import SCHEDULE_TOPIC, SYS_BORN_HOST_V6, pack_host
 from raymq.store.delay.delay_service import level_offsets
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
+from raymq.store.records.properties import encode
+from raymq.store.records.record import SmallBatch
+from raymq.store.records.requests import PutRequest
+from raymq.store.services.stored_message import read
+from tests.support.batches import batch
 from tests.support.delays import LEVELS_MS, START_MS, DelayWorld
 
 
@@ -149,3 +156,82 @@ def test_messages_of_a_level_that_a_start_dropped_come_after_the_last_delay_at_t
 def position_of(world: DelayWorld, *, level: int) -> int:
     """The physical offset of the first message of a level."""
     return int(world.store.consume_queues.get(SCHEDULE_TOPIC, level - 1).read(0, 1)["position"][0])
+
+
+# --- columns of producers --------------------------------------------------------------------------
+
+GOOD = {"DELAY": "2", "REAL_TOPIC": "t", "REAL_QID": "1"}
+
+
+def put_columns(
+    world: DelayWorld, *rows: dict[str, str], level: int = 2, sequence: int = 0
+) -> None:
+    """Put rows with these properties to a level's queue, as a producer does."""
+    parts = [batch([b"%d" % at], properties=encode(each)) for at, each in enumerate(rows, sequence)]
+    columns = pa.concat_batches(parts)
+    world.store.put(
+        PutRequest(SCHEDULE_TOPIC, level - 1, columns, 77, 0, sequence, "quorum"),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_columns_of_a_level_are_delivered_once_after_its_delay(world, count):
+    world.store.create_topic("t", 2, [0])
+    put_columns(world, *[GOOD] * count)
+    put_columns(world, *[GOOD] * count)
+    world.confirm()
+    unit = world.store.consume_queues.get(SCHEDULE_TOPIC, 1).read(0, 1)[0]
+    assert unit["tags_code"] == START_MS + LEVELS_MS[1]
+    assert world.run() == START_MS + LEVELS_MS[1]
+    world.kill()
+    world.run_out()
+    arrived = world.arrived()
+    assert [(each.body, each.queue) for each in arrived] == [(b"%d" % at, 1) for at in range(count)]
+    assert min(each.store_time_ms for each in arrived) >= START_MS + LEVELS_MS[1]
+    assert arrived[0].properties == GOOD
+
+
+def test_a_moved_row_of_columns_keeps_its_flags_and_its_born_host(world):
+    world.store.create_topic("t", 2, [0])
+    host = pack_host("2001:db8::1", 7)
+    row = SmallBatch([b"x"], ["red"], [encode(GOOD)], [5], [9], [0x301], [host])
+    world.store.put(PutRequest(SCHEDULE_TOPIC, 1, row, 77, 0, 0, "quorum"))
+    world.confirm()
+    world.run_out()
+    (stored,) = read(world.store, "t", 1, 0, max_records=1)[0]
+    assert (stored.flag, stored.sys_flag, stored.born_time_ms) == (9, 0x301 | SYS_BORN_HOST_V6, 5)
+    assert pack_host(*stored.born_host) == host
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "field"),
+    [
+        ({}, 5, "delay_level"),
+        ({"DELAY": "3"}, 2, "properties"),
+        ({"DELAY": "-2"}, 2, "properties"),
+        ({"DELAY": None}, 2, "properties"),
+        ({"REAL_TOPIC": None}, 2, "properties"),
+        ({"REAL_QID": "x"}, 2, "properties"),
+        ({"REAL_QID": "2"}, 2, "queue_id"),
+        ({"REAL_TOPIC": "u"}, 2, "topic"),
+    ],
+)
+def test_columns_of_a_level_that_could_not_be_delivered_are_refused_whole(
+    world, change, level, field
+):
+    world.store.create_topic("t", 2, [0])
+    wrong = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
+    end = world.store.log.end
+    with pytest.raises(Rejected) as caught:
+        put_columns(world, *[GOOD if change else wrong, wrong], level=level)
+    assert caught.value.field == field
+    assert caught.value.fields.get("row") == (1 if change else None)
+    assert world.store.log.end == end
+
+
+def test_a_level_that_is_named_twice_is_refused(world):
+    world.store.create_topic("t", 2, [0])
+    text = encode(GOOD) + encode({"DELAY": "1"})
+    row = batch([b"x"], properties=text)
+    with pytest.raises(Rejected):
+        world.store.put(PutRequest(SCHEDULE_TOPIC, 1, row, None, 0, 0, "quorum"))

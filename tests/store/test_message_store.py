@@ -251,7 +251,7 @@ def test_an_unknown_producer_must_start_at_zero(store):
         (lambda: request([b"x"], topic=""), "topic"),
         (lambda: request([b"x"], topic="a" * 128), "topic"),
         (lambda: request([b"x"], topic="a b"), "topic"),
-        (lambda: request([b"x"], topic="SCHEDULE_TOPIC_XXXX"), "topic"),
+        (lambda: request([b"x"], topic="SCHEDULE_TOPIC_XXXX"), "properties"),
         (lambda: request([b"x"], topic="rmq_sys_raymq"), "topic"),
         (lambda: request([b"x"], queue=4), "queue_id"),
         (lambda: request([b"x"], queue=-1), "queue_id"),

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.store.base.errors import Bug, Rejected
-from raymq.store.base.format import tags_code
+from raymq.store.base.format import QUEUE_UNIT_DTYPE, pack_host, tags_code
 from raymq.store.records import record
 from raymq.store.records.producer_stamp import STAMP_BYTES, Stamp, read_column
 from raymq.store.records.properties import encode
 from raymq.store.records.record import WalkStop
+from raymq.store.records.small_batch import row_lists
 from tests.support.reference_decoder import decode_all, decode_record
 
 V4, V6 = ("10.0.0.1", 10911), ("2001:db8::2", 54321)
@@ -24,6 +25,14 @@ BODY = st.binary(max_size=40)
 TAG = st.none() | st.sampled_from(["", "TagA", "标签"])
 PROPERTIES = st.none() | st.sampled_from([b"", encode({"KEYS": "k1 k2"}), encode({"a": "ä" * 9})])
 ROW = st.tuples(BODY, TAG, PROPERTIES, st.integers(-5, 1 << 60))
+HOSTS = st.none() | st.sampled_from([V4, V6, ("1.2.3.4", 5)])
+#: values of MORE_SCHEMA, of which a batch has some: the host as address and port
+MORE = st.tuples(
+    st.none() | st.integers(-(1 << 31), (1 << 31) - 1),
+    st.none() | st.sampled_from([0, 1, 2, 0x101, 0x301, 0x303]),
+    HOSTS,
+)
+MORE_NAMES = st.lists(st.sampled_from(record.MORE_SCHEMA.names), unique=True)
 RECORD = st.fixed_dictionaries(
     {
         "topic": st.sampled_from(["t", "TopicTest", "T" * 127, LONG_TOPIC]),
@@ -50,6 +59,16 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     )
 
 
+def with_more(batch: pa.RecordBatch, more: list[tuple[Any, ...]], names: Any) -> pa.RecordBatch:
+    """A batch and those of its columns of MORE_SCHEMA that are named."""
+    rows = [(flag, bits, host and pack_host(*host)) for flag, bits, host in more]
+    for at, field in enumerate(record.MORE_SCHEMA):
+        if field.name in names:
+            values = pa.array([row[at] for row in rows], field.type)
+            batch = batch.append_column(field, values)
+    return batch
+
+
 def one(body: Any = b"x", tag: Any = None, properties: Any = None, born: Any = 1) -> pa.RecordBatch:
     return batch_of([(b"ok", None, None, 1), (body, tag, properties, born)])
 
@@ -69,7 +88,8 @@ def log_of(records: list[dict[str, Any]], base: int = 0) -> bytes:
 
 
 @given(
-    st.lists(ROW, min_size=1, max_size=8),
+    st.lists(st.tuples(ROW, MORE), min_size=1, max_size=8),
+    MORE_NAMES,
     st.sampled_from(["t", "T" * 127, LONG_TOPIC]),
     st.none() | st.just(Stamp(1 << 63, 70_000, 1 << 35)),
     st.sampled_from([V4, V6]),
@@ -78,14 +98,14 @@ def log_of(records: list[dict[str, Any]], base: int = 0) -> bytes:
     st.integers(0, 3),
 )
 def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
-    rows, topic, stamp, born, store, cut, skip
+    given_rows, names, topic, stamp, born, store, cut, skip
 ):
+    rows, more = [row for row, _ in given_rows], [each for _, each in given_rows]
     whole = batch_of([(b"skipped", "x", None, 0)] * skip + rows)
+    whole = with_more(whole, [(7, 1, V6)] * skip + more, names)
     batch = whole.slice(skip)
     check(batch, topic)
-    encoded = record.encode_batch(
-        topic, 3, batch, stamp=stamp, store_host=store, born_host=born, flag=7, sys_flag=1
-    )
+    encoded = record.encode_batch(topic, 3, batch, stamp=stamp, store_host=store, born_host=born)
     assert encoded.count == len(rows)
     cut = min(cut, len(rows))
     first = encoded.records(0, cut, queue_offset=9, physical_offset=1000, store_time_ms=77)
@@ -93,13 +113,13 @@ def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
         cut,
         len(rows),
         queue_offset=9 + cut,
-        physical_offset=1000 + first.size,
+        physical_offset=1000 + len(bytes(first)),
         store_time_ms=77,
     )
-    found = first.to_pybytes() + second.to_pybytes()
+    found = bytes(first) + bytes(second)
 
     expected, stamps = b"", []
-    for body, tag, properties, born_ms in rows:
+    for (body, tag, properties, born_ms), (flag, bits, host) in zip(rows, more, strict=True):
         head = b""
         if stamp is not None:
             at = len(stamps)
@@ -114,28 +134,33 @@ def test_encoded_rows_are_the_records_that_the_slow_encoder_writes(
             queue_id=3,
             queue_offset=9 + len(decode_all(expected)),
             physical_offset=1000 + len(expected),
-            flag=7,
-            sys_flag=1,
+            flag=(flag or 0) if "flag" in names else 0,
+            sys_flag=(bits or 0) if "sys_flag" in names else 0,
             born_time_ms=born_ms,
-            born_host=born,
+            born_host=(host or born) if "born_host" in names else born,
             store_time_ms=77,
             store_host=store,
         )
     assert found == expected
     assert encoded.sizes.tolist() == [row["size"] for row in decode_all(expected)]
-    assert encoded.tags_codes.tolist() == [tags_code(tag) for _, tag, _, _ in rows]
+    units = np.frombuffer(encoded.queue_units(0, len(rows), 1000), QUEUE_UNIT_DTYPE)
+    assert units["tags_code"].tolist() == [tags_code(tag) for _, tag, _, _ in rows]
 
 
 @given(
-    st.lists(ROW, min_size=1, max_size=5),
+    st.lists(st.tuples(ROW, MORE), min_size=1, max_size=5),
+    MORE_NAMES,
     st.sampled_from(["t", "T" * 127, LONG_TOPIC]),
     st.none() | st.just(Stamp((1 << 64) - 1, 70_000, 1 << 35)),
     st.integers(0, 4),
     st.sampled_from([None, V4, V6]),
     st.sampled_from([V4, V6]),
 )
-def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, start, born, store):
-    batch = batch_of(rows)
+def test_a_small_batch_gets_the_bytes_that_its_columns_get(
+    given_rows, names, topic, stamp, start, born, store
+):
+    rows, more = [row for row, _ in given_rows], [each for _, each in given_rows]
+    batch = with_more(batch_of(rows), more, names)
     small = record.check_put(topic, batch, max_message_bytes=MIB)
     assert small is not None
     assert small.to_batch().equals(batch)
@@ -145,7 +170,9 @@ def test_a_small_batch_gets_the_bytes_that_its_columns_get(rows, topic, stamp, s
         )
         for given in (small, None)
     )
-    assert type(values) is not type(columns)
+    widths = {len(pack_host(*(host or born or store))) for _, _, host in more}
+    is_mixed = "born_host" in names and len(widths) > 1
+    assert (type(values) is type(columns)) is is_mixed
     start, stop = min(start, len(rows)), len(rows)
     assert bytes(
         values.records(start, stop, queue_offset=9, physical_offset=1000, store_time_ms=77)
@@ -208,6 +235,44 @@ def test_a_blank_record_is_its_length_and_magic():
 
 
 # --- check_put ------------------------------------------------------------------------------------
+
+
+BAD_HEADS = [
+    ("sys_flag", [None, 0x303, 0x4], 0x303, 0x4),
+    ("sys_flag", [None, 0x303, 0x10], 0x303, 0x10),
+    ("sys_flag", [None, 0x303, 0x80], 0x303, 0x80),
+    ("sys_flag", [None, 0x303, 0x401], 0x303, 0x401),
+    ("sys_flag", [None, 0x303, -1], 0x303, -1),
+    ("born_host", [None, bytes(8), bytes(9)], "8 or 20 bytes", 9),
+    ("born_host", [None, bytes(20), b""], "8 or 20 bytes", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "limit", "found"), BAD_HEADS)
+@pytest.mark.parametrize("rows", [3, 300])
+def test_a_value_that_no_sender_sets_is_refused_with_its_row(name, values, limit, found, rows):
+    field = record.MORE_SCHEMA.field(name)
+    padded = values[:2] + [None] * (rows - 3) + values[2:]
+    batch = batch_of([(b"x", None, None, 1)] * rows)
+    batch = batch.append_column(field, pa.array(padded, field.type))
+    for given_batch in (batch, row_lists(batch)):
+        with pytest.raises(Rejected) as caught:
+            record.check_put("t", given_batch, max_message_bytes=MIB)
+        fields = caught.value.fields
+        assert (caught.value.field, caught.value.limit) == (name, limit)
+        assert (fields["found"], caught.value.row) == (found, rows - 1)
+
+
+def test_further_columns_come_in_their_order_and_with_their_types():
+    flag, sys_flag = record.MORE_SCHEMA.field("flag"), record.MORE_SCHEMA.field("sys_flag")
+    ones = pa.array([1], pa.int32())
+    plain = batch_of([(b"x", None, None, 1)])
+    check(plain.append_column(flag, ones).append_column(sys_flag, ones))
+    with pytest.raises(Rejected) as order:
+        check(plain.append_column(sys_flag, ones).append_column(flag, ones))
+    with pytest.raises(Rejected) as kind:
+        check(plain.append_column("flag", pa.array([1], pa.int64())))
+    assert (order.value.field, kind.value.field) == ("columns", "flag")
 
 
 BAD_ROWS = [

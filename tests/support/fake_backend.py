@@ -24,9 +24,9 @@ from raymq.store.base.errors import (
     Rejected,
     Unavailable,
 )
-from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.delay.delay_hook import DelayHook
+from raymq.store.delay.delay_hook import DelayHook, LevelGuard
 from raymq.store.records import record
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
@@ -195,6 +195,8 @@ class FakeBackend:
         info = self.state.topics.get(request.topic)
         if request.topic == TIMER_TOPIC:
             DelayHook(StoreConfig(), self.clock).check_batch(request, self.state.topics)
+        elif request.topic == SCHEDULE_TOPIC:
+            LevelGuard(StoreConfig()).check_batch(request, self.state.topics)
         elif info is None or not 0 <= request.queue_id < info.queues:
             raise Rejected(f"no queue {request.queue_id} of {request.topic}", field="topic")
         record.check_put(request.topic, request.batch, max_message_bytes=self.max_message_bytes)
@@ -243,13 +245,14 @@ class FakeBackend:
             stamp=stamp,
             store_host=("127.0.0.1", 10911),
         )
-        data = encoded.records(
+        records = encoded.records(
             skip,
             encoded.count,
             queue_offset=offset,
             physical_offset=self._position,
             store_time_ms=now,
-        ).to_pybytes()
+        )
+        data = bytes(records)
         self._position += len(data)
 
         found, start = [], 0

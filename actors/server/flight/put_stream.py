@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.column_puts import unpack_columns, unpack_meta
 from raymq.actors.protocol.flight_messages import ACK_TEMPLATE
 from raymq.actors.protocol.small_puts import SmallPut, unpack_puts
 from raymq.store.base.errors import Bug, RayMQError, Rejected, to_wire
@@ -26,6 +27,8 @@ from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
 #: limit of one batch; clients send parts of a few MiB
 RECEIVED_BATCH_BYTES_MAX = 64 << 20
+#: metadata of a put that are not counted
+METADATA_BYTES = 512
 #: limit of acks in one message
 ACKS_MAX = 256
 #: unread bytes of acks up to which a write cannot block: HTTP/2 lets 64 KiB pass
@@ -135,7 +138,10 @@ class PutStreamServer:
 
     def _take(self, chunk: Any) -> None:
         # Small batches arrive in the metadata.
-        size = len(chunk.app_metadata or b"") if chunk.data is None else batch_bytes(chunk.data)
+        size = len(chunk.app_metadata or b"")
+        if chunk.data is not None:
+            # Without columns of MORE_SCHEMA the metadata are no more than a hundred bytes.
+            size = batch_bytes(chunk.data) + (size if size > METADATA_BYTES else 0)
         if self._memory.acquire(size, lambda: self._gone):
             self._taken_bytes += size
             self._put(chunk, size)
@@ -203,15 +209,16 @@ class PutStreamServer:
         number, read = 0, -1
         result: PutTicket | RayMQError
         try:
-            meta = flight_messages.unpack(metadata)
+            meta, rest = unpack_meta(metadata)
             number, read = int(meta["id"]), int(meta.get("read", -1))
             if batch is None:
                 raise Rejected("the message has no rows", field="batch", limit="a record batch")
+            batch = unpack_columns(meta, batch, rest)
             _check_size(size)
             request = put_request(meta, batch, self._born_host)
         except RayMQError as error:
             result = error
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
             result = Rejected(
                 f"bad put metadata: {error!r}", field="metadata", limit="raymq.actors.protocol"
             )

@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from raymq.actors.api import fetches
 from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
+from raymq.actors.protocol.column_puts import read_put
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_acks, unpack_call
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import AnotherShard, Bug, RayMQError, Rejected, Unavailable
-from raymq.store.records.record import PUT_SCHEMA, SmallBatch
+from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import FetchSlice, PutOutcome
 
 from .concurrency_groups import GROUPS
@@ -164,7 +165,7 @@ class RayMethods:
         born_host: tuple[str, int] | None,
     ) -> PutTicket | RayMQError:
         try:
-            batch = pa.ipc.read_record_batch(data, PUT_SCHEMA)
+            batch = read_put(meta, data)
             return self._backend.put(
                 put_request(meta, batch, born_host), producer_waits=producer_waits
             )

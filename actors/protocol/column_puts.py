@@ -1,0 +1,92 @@
+"""A put of Arrow columns, as metadata and a batch, for every protocol. Few rows travel by small_puts.py instead.
+
+A Flight stream has one schema, PUT_SCHEMA. A put that has columns of MORE_SCHEMA says so in its metadata:
+
+metadata  the JSON of flight_messages.py; or _MORE, the size of the JSON in 4 bytes, the JSON with "more", the names of
+          these columns, blanks up to a multiple of 8 bytes, and the columns as Arrow writes a batch
+
+A call of a Ray actor names them as "more" in the metadata of the batch, whose bytes have all columns.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pyarrow as pa
+
+from raymq.store.base.errors import Rejected
+from raymq.store.records.record import MORE_SCHEMA, PUT_SCHEMA
+from raymq.store.records.small_batch import more_columns, put_schema
+
+from . import flight_messages
+
+#: begins the metadata of a put that has more columns; neither JSON, nor small puts, nor GOAWAY begin so
+_MORE = bytes([2])
+_SIZE = struct.Struct("<BI")
+_ALIGN = 8
+
+
+def with_more(meta: dict[str, Any], batch: pa.RecordBatch) -> dict[str, Any]:
+    """The metadata of a batch, which name its columns of MORE_SCHEMA."""
+    more = more_columns(batch)
+    return {**meta, "more": list(more)} if more else meta
+
+
+def pack_put(meta: dict[str, Any], batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
+    """A put as a message of a Flight stream: its metadata, and its columns of PUT_SCHEMA."""
+    more = more_columns(batch)
+    if not more:
+        return flight_messages.pack(meta), batch
+
+    text = flight_messages.pack({**meta, "more": list(more)})
+    begin = _SIZE.size + len(text)
+    columns = pa.record_batch(list(more.values()), schema=_more_schema(list(more))).serialize()
+    head = _SIZE.pack(_MORE[0], len(text)) + text
+    plain = pa.RecordBatch.from_arrays(batch.columns[: len(PUT_SCHEMA)], schema=PUT_SCHEMA)
+    return b"".join((head.ljust(begin + -begin % _ALIGN), columns)), plain
+
+
+def unpack_meta(metadata: bytes) -> tuple[dict[str, Any], bytes]:
+    """The metadata of a message of `pack_put`, and the bytes of its further columns. Raises: ValueError."""
+    if metadata[:1] != _MORE:
+        return flight_messages.unpack(metadata), b""
+    if len(metadata) < _SIZE.size:
+        raise ValueError("the metadata end before their size")
+    stop = _SIZE.size + _SIZE.unpack_from(metadata)[1]
+    return flight_messages.unpack(metadata[_SIZE.size : stop]), metadata[stop + -stop % _ALIGN :]
+
+
+def unpack_columns(meta: dict[str, Any], batch: pa.RecordBatch, rest: bytes) -> pa.RecordBatch:
+    """All columns of a message of `pack_put`. Args: `meta`, `rest`: of `unpack_meta`.
+
+    Raises: Rejected, ValueError, ArrowException.
+    """
+    if "more" not in meta:
+        return batch
+    schema = _more_schema(meta["more"])
+    more = pa.ipc.read_record_batch(pa.py_buffer(rest), schema)
+    if more.num_rows != batch.num_rows:
+        raise ValueError(f"{more.num_rows} rows of {schema.names}, {batch.num_rows} of the others")
+    columns = [*batch.columns, *more.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *schema]))
+
+
+def read_put(meta: dict[str, Any], data: pa.Buffer) -> pa.RecordBatch:
+    """The columns of a put whose bytes have all of them. Raises: Rejected, ValueError, ArrowException."""
+    names = meta.get("more")
+    schema = PUT_SCHEMA if names is None else put_schema(_more_schema(names).names)
+    return pa.ipc.read_record_batch(data, schema)
+
+
+def _more_schema(names: Any) -> pa.Schema:
+    """The columns of MORE_SCHEMA that are named. Raises: Rejected for another name or order."""
+    found = [name for name in MORE_SCHEMA.names if isinstance(names, list) and name in names]
+    if found != names or not found:
+        raise Rejected(
+            f"the put names the columns {names!r}; it may have some of {MORE_SCHEMA.names}, in this order",
+            field="more",
+            limit=", ".join(MORE_SCHEMA.names),
+            found=names,
+        )
+    return pa.schema([MORE_SCHEMA.field(name) for name in found])
