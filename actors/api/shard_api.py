@@ -78,27 +78,17 @@ class ShardBackend(Protocol):
 
     def put(
         self,
-        request: PutRequest,
-        notify: Callable[[], None] | None = None,
-        *,
-        producer_waits: bool = False,
-    ) -> PutTicket:
-        """Append a batch. `notify` is as for PutTicket. Puts of one thread are appended in the order of the calls.
-
-        `producer_waits`: the producer seems to send nothing before the answer, so that this thread may wait for it.
-        Raises: Rejected, Unavailable at once, with nothing stored; the ticket may fail with them later.
-        """
-
-    def put_many(
-        self,
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
         producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
-        """Append small batches together, in their order. Arguments as of `put`.
+        """Append batches in their order, and those of one thread in the order of its calls. Small ones go together.
 
-        Returns: the ticket, or the refusal, of each. Raises: nothing.
+        Args: `notify`: as for PutTicket. `producer_waits`: the producer seems to send nothing before the answer, so
+        that this thread may wait for it.
+        Returns: the ticket of each, or its refusal with nothing stored. A ticket may fail with one later, too.
+        Raises: nothing.
         """
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:

@@ -78,16 +78,6 @@ class Follower(ReplicaRole):
 
     def put(
         self,
-        request: PutRequest,
-        notify: Callable[[], None] | None = None,
-        *,
-        producer_waits: bool = False,
-    ) -> PutTicket:
-        """A follower takes no puts."""
-        raise not_leading(self._elections)
-
-    def put_many(
-        self,
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,

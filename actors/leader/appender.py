@@ -21,6 +21,7 @@ from raymq.store.config.promise import Acks
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.record import batch_bytes
 from raymq.store.records.requests import AppendedRows
+from raymq.store.records.small_batch import SmallBatch
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -86,49 +87,38 @@ class Appender:
         """Whether a put is in the queue or on its way from it to `report_appended`."""
         return bool(self._queued) or self._append_lock.locked()
 
-    def put(self, ticket: PutTicket, checked: CheckedPut) -> bool:
-        """Take a put. A large one waits for space first, so that a slow disk slows its producers down.
-
-        Returns: whether it is appended by now. Raises: nothing; errors go to the ticket.
-        """
-        size = batch_bytes(checked.request.batch, is_checked=True)
-        entry = QueuedPut(ticket, checked, size if size >= LARGE_BYTES else 0)
-        if entry.size:
-
-            def may_queue() -> bool:
-                fits = not self._bytes or self._bytes + entry.size <= QUEUED_BYTES_MAX
-                return fits or self._ended
-
-            with self._space:
-                self._space.wait_for(may_queue)
-                self._bytes += entry.size
-        self._queued.append(entry)
-        if self._ended:
-            self._refuse_queued()
-        elif self._bytes:
-            # The put is queued after large ones, which the shard's thread appends.
-            self._wake.set()
-        else:
-            self._append_inline(entry)
-        return entry.taken
-
-    def put_many(self, puts: Sequence[tuple[PutTicket, CheckedPut]]) -> bool:
-        """Take small puts, in their order.
+    def put(self, puts: Sequence[tuple[PutTicket, CheckedPut]]) -> bool:
+        """Take puts, in their order. Large ones wait for space first, so that a slow disk slows their producers down.
 
         Returns: whether there are any, and they are appended by now. Raises: nothing; errors go to the tickets.
         """
         if not puts:
             return False
 
-        entries = [QueuedPut(ticket, checked, 0) for ticket, checked in puts]
+        entries = [QueuedPut(ticket, put, _large_bytes(put)) for ticket, put in puts]
+        size = sum(entry.size for entry in entries)
+        if size:
+            self._await_space(size)
         self._queued.extend(entries)
         if self._ended:
             self._refuse_queued()
         elif self._bytes:
+            # They are queued after large ones, which the shard's thread appends.
             self._wake.set()
         else:
             self._append_inline(entries[-1])
         return entries[-1].taken
+
+    def _await_space(self, size: int) -> None:
+        """Wait until so many bytes of large batches may be queued, and count them."""
+
+        def may_queue() -> bool:
+            fits = not self._bytes or self._bytes + size <= QUEUED_BYTES_MAX
+            return fits or self._ended
+
+        with self._space:
+            self._space.wait_for(may_queue)
+            self._bytes += size
 
     def _append_inline(self, mine: QueuedPut) -> None:
         """Append queued puts in the caller's thread, until its own put is appended."""
@@ -226,3 +216,12 @@ class Appender:
             refused.append(entry.ticket)
 
         notify_all_done(refused)
+
+
+def _large_bytes(put: CheckedPut) -> int:
+    """The bytes of a large batch; 0 for another one."""
+    batch = put.request.batch
+    if isinstance(batch, SmallBatch):
+        return 0
+    size = batch_bytes(batch, is_checked=True)
+    return size if size >= LARGE_BYTES else 0

@@ -168,53 +168,26 @@ class Leader(ReplicaRole):
 
     def put(
         self,
-        request: PutRequest,
-        notify: Callable[[], None] | None = None,
-        *,
-        producer_waits: bool = False,
-    ) -> PutTicket:
-        """Append a batch. The ticket completes when its promise is kept, or fails with the error that refused it.
-
-        `producer_waits`: the producer seems to send nothing before the answer, so that this thread may wait for it.
-        Raises: Rejected, Unavailable with nothing stored.
-        """
-        began = self._clock.monotonic()
-        if self._serving.stop_error is not None or self._ended:
-            self.check_serving()
-        if not self.acks.waiting and request.batch.num_rows <= ANNOUNCED_ROWS_MAX:
-            # No earlier put keeps the flusher awake, so that it is woken here, while this put is encoded.
-            self._appends.announce()
-
-        try:
-            checked = self._put_path.check(request)
-        except RayMQError as error:
-            self.counters.rejected += 1
-            raise self._for_producer(error) from None
-
-        ticket = PutTicket(notify, began)
-        # From here on the batch may be stored, so that nothing is raised and errors go to the ticket.
-        appended = self.appender.put(ticket, checked)
-        if producer_waits and appended:
-            self.acks.await_sync(ticket, request.acks, self.appender)
-        return ticket
-
-    def put_many(
-        self,
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
         producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
-        """Append small batches together. Returns: the ticket, or the refusal, of each."""
+        """Append batches. Each ticket completes when its promise is kept, or fails with the error that refused it.
+
+        Args: `producer_waits`: the producer seems to send nothing before the answer, so that this thread may wait for
+        it. Returns: the ticket, or the refusal, of each.
+        """
         began = self._clock.monotonic()
         rows = sum(request.batch.num_rows for request in requests)
         if not self.acks.waiting and rows <= ANNOUNCED_ROWS_MAX:
+            # No earlier put keeps the flusher awake, so that it is woken here, while these are encoded.
             self._appends.announce()
 
         results: list[PutTicket | RayMQError] = []
         puts: list[tuple[PutTicket, CheckedPut]] = []
         for request in requests:
-            checked = self._check_one(request)
+            checked = self._check(request)
             if isinstance(checked, RayMQError):
                 results.append(checked)
                 continue
@@ -222,13 +195,14 @@ class Leader(ReplicaRole):
             puts.append((ticket, checked))
             results.append(ticket)
 
-        appended = self.appender.put_many(puts)
+        # From here on a batch may be stored, so that nothing is raised and errors go to the tickets.
+        appended = self.appender.put(puts)
         if producer_waits and appended:
             self.acks.await_sync(puts[0][0], puts[0][1].request.acks, self.appender)
         return results
 
-    def _check_one(self, request: PutRequest) -> CheckedPut | RayMQError:
-        """Check one of several puts: an error of one must not affect the others."""
+    def _check(self, request: PutRequest) -> CheckedPut | RayMQError:
+        """Check one put: an error of one must not affect the others."""
         try:
             if self._serving.stop_error is not None or self._ended:
                 self.check_serving()

@@ -376,23 +376,13 @@ class ReplicaHost:
 
     def put(
         self,
-        request: PutRequest,
-        notify: Callable[[], None] | None = None,
-        *,
-        producer_waits: bool = False,
-    ) -> PutTicket:
-        """See `ShardBackend.put`."""
-        return self.roles.role.put(request, notify, producer_waits=producer_waits)
-
-    def put_many(
-        self,
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
         producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
-        """See `ShardBackend.put_many`."""
-        return self.roles.role.put_many(requests, notify, producer_waits=producer_waits)
+        """See `ShardBackend.put`."""
+        return self.roles.role.put(requests, notify, producer_waits=producer_waits)
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """See `ShardBackend.fetch`."""

@@ -19,7 +19,7 @@ Body = Callable[[], None]
 class ReplicaRole(ABC):
     """One leadership, or the time between two of them. `Roles` makes one, and calls `end` before the next.
 
-    `put`, `put_many`, `fetch` and `call` are those of `shard_api.ShardBackend`.
+    `put`, `fetch` and `call` are those of `shard_api.ShardBackend`.
     """
 
     #: "leader" or "follower"
@@ -32,22 +32,12 @@ class ReplicaRole(ABC):
     @abstractmethod
     def put(
         self,
-        request: PutRequest,
-        notify: Callable[[], None] | None = None,
-        *,
-        producer_waits: bool = False,
-    ) -> PutTicket:
-        """Append a batch."""
-
-    @abstractmethod
-    def put_many(
-        self,
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
         producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
-        """Append small batches together."""
+        """Append batches, in their order."""
 
     @abstractmethod
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:

@@ -58,7 +58,7 @@ class Log:
     def put(self, number: int, data: Any = SMALL) -> tuple[PutTicket, bool]:
         request = PutRequest("t", 0, data, None, 0, number, "quorum")
         ticket = PutTicket(None)
-        taken = self.appender.put(ticket, SimpleNamespace(request=request))  # type: ignore[arg-type]
+        taken = self.appender.put([(ticket, SimpleNamespace(request=request))])  # type: ignore[list-item]
         return ticket, taken
 
     def numbers(self) -> list[int]:

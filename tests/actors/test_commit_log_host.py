@@ -44,7 +44,7 @@ from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records import record
 from raymq.store.records.requests import FetchRequest, PutRequest
 from raymq.store.state.unconfirmed import REPLACED_MAX
-from tests.support.batches import batch, request
+from tests.support.batches import batch, put_one, request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm_only
 from tests.support.damaged_store import flip
@@ -148,7 +148,7 @@ def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Sh
             put = request(
                 [b"%d/%d" % (thread, turn)], queue=thread % 4, producer_id=thread, sequence=turn
             )
-            tickets[thread].append(serving.host.put(put, reported.set))
+            tickets[thread].append(put_one(serving.host, put, reported.set))
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in tickets]
     for worker in threads:
@@ -170,10 +170,10 @@ def test_puts_of_many_threads_are_answered_each_with_its_own_offsets(serving: Sh
 
 def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
     host = serving.host
-    good = host.put(request([b"a"], producer_id=7, sequence=0))
-    gap = host.put(request([b"c"], producer_id=7, sequence=2))
-    newer = host.put(request([b"b"], producer_id=7, epoch=1, sequence=1))
-    old = host.put(request([b"b"], producer_id=7, epoch=0, sequence=2))
+    good = put_one(host, request([b"a"], producer_id=7, sequence=0))
+    gap = put_one(host, request([b"c"], producer_id=7, sequence=2))
+    newer = put_one(host, request([b"b"], producer_id=7, epoch=1, sequence=1))
+    old = put_one(host, request([b"b"], producer_id=7, epoch=0, sequence=2))
 
     assert good.wait(30).first_offset == 0
     with pytest.raises(SequenceGap, match="the rows between are missing") as refusal:
@@ -184,8 +184,11 @@ def test_a_put_that_is_refused_after_others_fails_alone(serving: Shard) -> None:
         old.wait(30)
 
     with pytest.raises(Rejected):
-        host.put(request([b"x"], queue=4))
-    assert host.put(request([b"d"], producer_id=7, epoch=1, sequence=2)).wait(30).first_offset == 2
+        put_one(host, request([b"x"], queue=4))
+    assert (
+        put_one(host, request([b"d"], producer_id=7, epoch=1, sequence=2)).wait(30).first_offset
+        == 2
+    )
 
 
 def test_without_a_flusher_a_put_is_unknown_and_its_repeat_finds_it(shard: Shard) -> None:
@@ -193,7 +196,7 @@ def test_without_a_flusher_a_put_is_unknown_and_its_repeat_finds_it(shard: Shard
     assert host.store.topics.create("t", 1, [0]) is not None
     first = request([b"a", b"b"], producer_id=9, sequence=0)
     with pytest.raises(DeliveryUnknown) as unknown:
-        host.put(first).wait(30)
+        put_one(host, first).wait(30)
     assert unknown.value.status == "FLUSH_DISK_TIMEOUT"
     assert unknown.value.retriable
     assert host.status()["confirmed"] < host.status()["appended"]
@@ -204,7 +207,7 @@ def test_without_a_flusher_a_put_is_unknown_and_its_repeat_finds_it(shard: Shard
 
     def repeat() -> None:
         try:
-            again.append(host.put(first).wait(30))
+            again.append(put_one(host, first).wait(30))
         except DeliveryUnknown:
             return
 
@@ -228,9 +231,9 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_the_store_does_not_open
     )
 
     with pytest.raises(DeliveryUnknown):
-        host.put(request([b"a"], producer_id=9)).wait(30)
+        put_one(host, request([b"a"], producer_id=9)).wait(30)
     with pytest.raises(Unavailable):
-        host.put(request([b"b"], producer_id=9, sequence=1))
+        put_one(host, request([b"b"], producer_id=9, sequence=1))
     assert host.status()["state"] == "READ_ONLY"
 
     shard.close()
@@ -309,12 +312,12 @@ def test_a_stream_is_notified_once_of_puts_that_finish_together(shard: Shard) ->
     def notify() -> None:
         calls.append(len(calls))
 
-    tickets = [host.put(request([b"x"], producer_id=3, sequence=n), notify) for n in range(50)]
+    tickets = [put_one(host, request([b"x"], producer_id=3, sequence=n), notify) for n in range(50)]
     # The host syncs all of them itself before it lets the first flusher in.
     shard.start_flusher()
     for ticket in tickets:
         ticket.wait(30)
-    host.put(request([b"y"], producer_id=4)).wait(30)
+    put_one(host, request([b"y"], producer_id=4)).wait(30)
     assert calls == [0]
 
 
@@ -322,7 +325,7 @@ def test_the_flusher_is_woken_once_for_a_put_that_is_alone(serving: Shard) -> No
     calls: list[int] = []
     for number in range(30):
         put = request([b"%d" % number], producer_id=7, sequence=number)
-        serving.host.put(put, lambda: calls.append(0), producer_waits=True).wait(30)
+        put_one(serving.host, put, lambda: calls.append(0), producer_waits=True).wait(30)
     assert serving.host.status()["synced"] == serving.host.status()["appended"]
     # A ticket is finished before its stream is notified.
     until(lambda: len(calls) == 30, lambda: threading.Event().wait(0.005))
@@ -337,7 +340,8 @@ def test_a_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 
     def put() -> None:
         number = len(answering)
-        ticket = serving.host.put(
+        ticket = put_one(
+            serving.host,
             request([b"%d" % number], producer_id=3, sequence=number),
             lambda: answering.append(threading.get_ident()),
             producer_waits=True,
@@ -357,7 +361,7 @@ def test_puts_of_one_message_are_refused_each_for_itself(serving: Shard) -> None
         request([b"d", b"e"], queue=2, producer_id=7),
         request([b"f"], queue=0, producer_id=7, sequence=1),
     ]
-    stored, unknown_queue, gap, two, following = host.put_many(puts)
+    stored, unknown_queue, gap, two, following = host.put(puts)
     assert isinstance(unknown_queue, Rejected)
     assert isinstance(stored, PutTicket)
     assert isinstance(gap, PutTicket)
@@ -382,7 +386,7 @@ def test_an_unexpected_error_in_the_check_of_one_put_leaves_the_others_of_its_me
         return check(put)
 
     monkeypatch.setattr(host.store.put_path, "check", faulty)
-    first, second, third = host.put_many([request([b"a"], queue=queue) for queue in range(3)])
+    first, second, third = host.put([request([b"a"], queue=queue) for queue in range(3)])
     assert isinstance(second, Bug)
     for ticket in (first, third):
         assert isinstance(ticket, PutTicket)
@@ -397,7 +401,7 @@ def test_puts_of_one_message_wake_the_flusher_early_while_they_have_few_rows(
     half = [b"x"] * (ANNOUNCED_ROWS_MAX // 2)
     for bodies, expected in ((half, 1), ([*half, b"one more"], 1)):
         until(lambda: not leader_of(host).acks.waiting, lambda: threading.Event().wait(0.001))
-        for ticket in host.put_many([request(bodies), request(bodies, queue=1)]):
+        for ticket in host.put([request(bodies), request(bodies, queue=1)]):
             assert isinstance(ticket, PutTicket)
             ticket.wait(30)
         assert len(announced) == expected
@@ -415,7 +419,7 @@ def test_puts_of_one_message_that_is_alone_are_answered_by_the_thread_that_broug
         number = len(sent)
         sent.append(number)
         puts = [request([b"x"], queue=queue, producer_id=3, sequence=number) for queue in range(3)]
-        for ticket in serving.host.put_many(
+        for ticket in serving.host.put(
             puts, lambda: answering.append(threading.get_ident()), producer_waits=True
         ):
             assert isinstance(ticket, PutTicket)
@@ -436,8 +440,8 @@ def test_a_small_put_is_published_before_it_is_accounted_for(
         apply_rows(*args, **kwargs)
 
     monkeypatch.setattr(host.store.state, "apply_rows", spy)
-    host.put(request([b"small"])).wait(30)
-    host.put(request([b"large"] * (ANNOUNCED_ROWS_MAX + 1))).wait(30)
+    put_one(host, request([b"small"])).wait(30)
+    put_one(host, request([b"large"] * (ANNOUNCED_ROWS_MAX + 1))).wait(30)
     assert heard == [True, False]
 
 
@@ -457,9 +461,9 @@ def test_large_batches_wait_for_space_before_they_are_appended(
     threads = [
         threading.Thread(
             target=lambda k=k: [
-                serving.host.put(request([b"x" * 2000], queue=k, producer_id=k, sequence=n)).wait(
-                    10
-                )
+                put_one(
+                    serving.host, request([b"x" * 2000], queue=k, producer_id=k, sequence=n)
+                ).wait(10)
                 for n in range(20)
             ]
         )
@@ -481,11 +485,11 @@ def test_an_error_after_an_append_is_answered_as_unknown_and_ends_the_shard(
         raise ValueError("the shared page is gone")
 
     monkeypatch.setattr(serving.host.supervisor.appends, "publish", publish)
-    ticket = serving.host.put(request([b"stored"], producer_id=11))
+    ticket = put_one(serving.host, request([b"stored"], producer_id=11))
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)
     with pytest.raises(Unavailable):
-        serving.host.put(request([b"late"], producer_id=11, sequence=1))
+        put_one(serving.host, request([b"late"], producer_id=11, sequence=1))
     assert serving.host.status()["state"] == "READ_ONLY"
 
 
@@ -493,7 +497,7 @@ def test_large_and_small_batches_of_a_producer_keep_their_order(serving: Shard) 
     batches = [[b"x" * 1000] * 140 if number % 3 else [b"small"] for number in range(12)]
     sequences = list(accumulate(map(len, batches), initial=0))
     tickets = [
-        serving.host.put(request(rows, producer_id=12, sequence=sequence))
+        put_one(serving.host, request(rows, producer_id=12, sequence=sequence))
         for rows, sequence in zip(batches, sequences[:-1], strict=True)
     ]
     assert [ticket.wait(30).first_offset for ticket in tickets] == sequences[:-1]
@@ -501,7 +505,7 @@ def test_large_and_small_batches_of_a_producer_keep_their_order(serving: Shard) 
 
 def test_what_is_acknowledged_is_seen_by_the_next_read(serving: Shard) -> None:
     for number in range(20):
-        serving.host.put(request([b"%d" % number], producer_id=13, sequence=number)).wait(30)
+        put_one(serving.host, request([b"%d" % number], producer_id=13, sequence=number)).wait(30)
         parts = serving.host.fetch(FetchRequest("t", {0: number}, 1 << 20, 1, 0))
         assert [len(part.records) for part in parts if part.records is not None] == [1]
 
@@ -513,10 +517,10 @@ def test_a_compaction_topic_is_served_compacted_and_scrub_reads_the_log(serving:
     assert host.call("topics", {})["c"] == {"queues": 1, "shards": [0], "compacted": True}
 
     with pytest.raises(Rejected, match="KEYS"):
-        host.put(request([b"no key"], topic="c"))
+        put_one(host, request([b"no key"], topic="c"))
     for body in (b"1", b"2"):
         rows = batch([body, body], properties=b"KEYS\x01k\x02")
-        host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
+        put_one(host, PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
 
     leader_of(host).await_dispatch()
     assert host.store.compaction.compact("c", 0, roll=True) is not None
@@ -538,7 +542,7 @@ def test_damage_of_a_compacted_queue_reaches_reader_status_and_metric(serving: S
     attributes = {"cleanup.policy": "COMPACTION"}
     host.call("create_topic", {"name": "c", "queues": 1, "shards": [0], "attributes": attributes})
     rows = batch([bytes(100)], properties=b"KEYS\x01k\x02")
-    host.put(PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
+    put_one(host, PutRequest("c", 0, rows, None, 0, 0, "quorum")).wait(30)
     asked = FetchRequest("c", {0: 0}, 1 << 20, 100, 1000)
     assert host.fetch(asked)[0].next_offset == 1
 
@@ -552,7 +556,7 @@ def test_damage_of_a_compacted_queue_reaches_reader_status_and_metric(serving: S
 
 def test_what_the_scrub_of_a_leader_finds_reaches_status_and_metric(serving: Shard) -> None:
     for number in range(20):
-        serving.host.put(request([bytes(50_000)], producer_id=13, sequence=number)).wait(30)
+        put_one(serving.host, request([bytes(50_000)], producer_id=13, sequence=number)).wait(30)
     serving.close()
     # Below the files that a start reads.
     damaged = serving.root / "commitlog/00000000000000000000"

@@ -23,7 +23,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
 from raymq.store.records.requests import FetchRequest
 from raymq.store.tools.inspect import verify
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
@@ -72,7 +72,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, ".")
 from tests.actors.test_commit_service import config_of, identity_of, roles_of
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from raymq.actors.replica import open_replica
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import DeliveryUnknown, Unavailable
@@ -84,7 +84,7 @@ number = 0
 while True:
     put = request([b"%d/" % number + b"." * 1000], producer_id=5, sequence=number)
     try:
-        host.put(put).wait(30)
+        put_one(host, put).wait(30)
     except (DeliveryUnknown, Unavailable):
         continue
     print(number, flush=True)
@@ -231,7 +231,7 @@ def shard(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shard]:
 
 
 def put(host: ReplicaHost, number: int) -> PutTicket:
-    return host.put(request([b"%d/" % number + BODY], producer_id=5, sequence=number))
+    return put_one(host, request([b"%d/" % number + BODY], producer_id=5, sequence=number))
 
 
 class Writer:
@@ -365,7 +365,7 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
     host = shard.open(replace(config_of("sync"), sync_flush_timeout_ms=200))
     assert host.store.topics.create("t", 1, [0]) is not None
     shard.spawn("group_commit")
-    tickets = [host.put(request([b"%d/" % number + BODY])) for number in range(200)]
+    tickets = [put_one(host, request([b"%d/" % number + BODY])) for number in range(200)]
 
     found: dict[type, int] = {DeliveryUnknown: 0, Unavailable: 0}
     for ticket in tickets:
@@ -384,7 +384,7 @@ def test_without_commit_real_time_a_sync_put_is_unknown_and_a_full_pool_refuses(
     shard.spawn("commit_real_time")
     assert shard.bodies(stored) == list(range(stored))
     host.config = config_of("sync")
-    assert host.put(request([b"x"])).wait(30).first_offset == stored
+    assert put_one(host, request([b"x"])).wait(30).first_offset == stored
 
 
 def test_a_failed_write_ends_the_process_and_the_next_one_commits(shard: Shard):

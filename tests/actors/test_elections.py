@@ -38,7 +38,7 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.control_files.meta import read_meta
 from raymq.store.log.recovery.log_recovery import recover
 from raymq.store.put.put_lock import PutLock
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.replica_pair import wait_until
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)
@@ -140,7 +140,7 @@ def test_a_full_disk_delays_the_epoch_and_until_then_only_reads_are_served(
     assert host.report.state == "READ_ONLY"
     assert "no space is left" in str(host.report.cause)
     with pytest.raises(Unavailable, match="FENCED"):
-        host.put(request([b"x"]))
+        put_one(host, request([b"x"]))
 
     disk.is_full = False
     wait_until(lambda: host.report.state == "RUNNING", "the epoch begins")

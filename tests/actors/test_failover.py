@@ -51,7 +51,7 @@ from raymq.store.log.chain import ChainUnit
 from raymq.store.log.mending.fitting import SoundBytes
 from raymq.store.records.requests import AppendedRows, FetchRequest
 from raymq.store.state.shard_state import COMPLETE_REPLICAS
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm_only
 from tests.support.known_addresses import KnownAddresses
@@ -237,7 +237,7 @@ def test_three_replicas_elect_one_leader_and_the_others_name_it(shard: Shard) ->
         if replica != leader:
             assert other.roles.mode == "follower"
             with pytest.raises(Unavailable, match="does not lead") as refused:
-                other.put(request([b"x"]))
+                put_one(other, request([b"x"]))
             found = from_wire(to_wire(refused.value))
             assert type(found) is NotLeading
             endpoint = shard.hosts[leader].election_loop.leader_hint()["endpoint"]
@@ -280,7 +280,7 @@ def test_a_single_replica_of_three_leads_nothing(shard: Shard) -> None:
     assert host.elections.epoch == 0
     assert host.roles.mode == "follower"
     with pytest.raises(Unavailable, match="does not lead"):
-        host.put(request([b"x"]))
+        put_one(host, request([b"x"]))
 
 
 def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_unknown(
@@ -291,7 +291,7 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
     host = shard.hosts[first]
     assert host.store.topics.create("t", 1, [0]) is not None
     # No satellite syncs it, so that it waits.
-    ticket = host.put(request([b"waits"]))
+    ticket = put_one(host, request([b"waits"]))
     shard.isolate(first)
     second = shard.wait_leader(other_than=first)
     wait_until(lambda: host.role.mode == "follower", "the old leader steps down")
@@ -300,7 +300,7 @@ def test_a_leader_that_hears_no_majority_takes_no_puts_and_its_waiting_puts_are_
     with pytest.raises(DeliveryUnknown):
         ticket.wait(5)
     with pytest.raises(Unavailable):
-        host.put(request([b"late"]))
+        put_one(host, request([b"late"]))
 
     shard.cut.clear()
     wait_until(
@@ -328,7 +328,7 @@ def fill(host: ReplicaHost, rows: int = 3) -> int:
     """A leader stores messages in a topic, synced. Returns: the end of its log."""
     host.store.topics.create("t", 1, [0])
     for row in range(rows):
-        host.put(request([b"%d" % row * 50_000]))
+        put_one(host, request([b"%d" % row * 50_000]))
     host.log.sync()
     return host.log.end
 
@@ -353,7 +353,7 @@ def test_a_replica_copies_what_it_lacks_from_one_whose_sync_failed_and_leads(sha
     away, lagging = [each for each in range(3) if each != first]
     shard.kill(away)
     # What was written after the sync that failed is not copied.
-    shard.hosts[first].put(request([b"not synced"]))
+    put_one(shard.hosts[first], request([b"not synced"]))
     fail_sync(shard.hosts[first])
 
     assert shard.wait_leader(other_than=first) == lagging
@@ -740,7 +740,7 @@ def test_a_vote_ends_the_leaders_epoch_before_any_byte_more_is_written(shard: Sh
     end = host.log.end
     epoch = host.elections.epoch
     host.log.epoch_floor = epoch + 1
-    ticket = host.put(request([b"of an epoch that is over"]))
+    ticket = put_one(host, request([b"of an epoch that is over"]))
     with pytest.raises(Unavailable, match="is over"):
         ticket.wait(5)
     assert host.log.end == end
@@ -769,7 +769,7 @@ def test_puts_of_many_threads_meet_a_change_of_the_leader_and_each_is_answered(
     def send() -> None:
         while host.roles.mode == "leader" or not answers:
             try:
-                ticket = host.put(request([b"x"]))
+                ticket = put_one(host, request([b"x"]))
                 began.set()
                 ticket.wait(10)
                 answers.append("stored")
@@ -836,7 +836,7 @@ def test_a_leader_whose_appends_fail_for_long_stops_puts_for_its_successor(
     assert host.store.topics.create("t", 1, [0]) is not None
     host.store.flags.set(DISK_FULL)
     with pytest.raises(Unavailable, match="another replica takes over"):
-        host.put(request([b"x"])).wait(5)
+        put_one(host, request([b"x"])).wait(5)
 
     def hear() -> bool:
         epoch, end = host.elections.epoch, host.log.end
@@ -866,7 +866,7 @@ def test_clients_are_answered_before_the_threads_of_an_ended_leadership_are_awai
     first = shard.wait_leader()
     host = shard.hosts[first]
     assert host.store.topics.create("t", 1, [0]) is not None
-    ticket = host.put(request([b"waits"]))
+    ticket = put_one(host, request([b"waits"]))
     done = []
     end_threads = host.roles.end_threads
 

@@ -21,7 +21,7 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.put_errors import status_of
 from raymq.store.records.requests import FetchRequest
 from raymq.store.services import checkpoint_service
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
 from tests.support.replica_pair import wait_until
@@ -210,7 +210,7 @@ def test_a_columnar_put_that_says_wait_false_is_answered_before_any_sync(
     columns = {**put.batch.to_pydict(), "properties": [b"WAIT\x01false\x02"]}
     batch = type(put.batch).from_pydict(columns, schema=put.batch.schema)
     synced = leader.store.log.synced
-    assert leader.put(put._replace(batch=batch)).wait(5).first_offset == 0
+    assert put_one(leader, put._replace(batch=batch)).wait(5).first_offset == 0
     assert leader.store.log.synced == synced
 
 
@@ -254,7 +254,7 @@ def test_a_follower_deletes_below_the_confirmed_end_that_it_knows(tmp_path: Path
         tail = log_of(follower).tail()
 
         with pytest.raises(Unavailable) as refused:
-            follower.put(request([b"x"]))
+            put_one(follower, request([b"x"]))
         assert status_of(refused.value) is PutStatus.SERVICE_NOT_AVAILABLE
     finally:
         follower.close()

@@ -47,7 +47,7 @@ from raymq.store.base.errors import DeliveryUnknown, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import FetchRequest
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.clock import ManualClock
 from tests.support.roles import leader_of
 from tests.support.waiting import until
@@ -365,11 +365,11 @@ def test_the_metrics_of_a_shard_are_read_from_its_host(leader: Leader) -> None:
     assert before["raymq_append_batches_total"] == before["raymq_append_seconds"].total == 0
 
     for number in range(10):
-        host.put(request([b"x" * 100] * 3, producer_id=7, sequence=3 * number)).wait(30)
+        put_one(host, request([b"x" * 100] * 3, producer_id=7, sequence=3 * number)).wait(30)
     # The last batch again, with one message more.
-    host.put(request([b"x" * 100] * 4, producer_id=7, sequence=27)).wait(30)
+    put_one(host, request([b"x" * 100] * 4, producer_id=7, sequence=27)).wait(30)
     with pytest.raises(Rejected):
-        host.put(request([b"x"], queue=9))
+        put_one(host, request([b"x"], queue=9))
     assert host.fetch(FetchRequest("t", {0: 0}, 1 << 20, 100, 1000))
 
     until(
@@ -416,7 +416,7 @@ def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> N
 
     def put() -> None:
         nonlocal puts
-        host.put(request([b"x" * 100])).wait(30)
+        put_one(host, request([b"x" * 100])).wait(30)
         puts += 1
         wait_a_little()
 
@@ -428,7 +428,7 @@ def test_every_fsync_of_the_async_flush_service_is_measured(leader: Leader) -> N
 
 def test_status_shows_the_same_values_as_json(leader: Leader) -> None:
     host = leader.open(CONFIG)
-    host.put(request([b"x"], producer_id=7)).wait(30)
+    put_one(host, request([b"x"], producer_id=7)).wait(30)
     host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
     until(lambda: consumer_lags(host.store) == {("t", "g"): 1}, wait_a_little)
     reported = json.loads(json.dumps(host.call("status", {})))["metrics"]
@@ -445,8 +445,8 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     leader: Leader,
 ) -> None:
     host = leader.open(CONFIG)
-    host.put(request([b"x"] * 5, queue=0)).wait(30)
-    host.put(request([b"x"] * 7, queue=1)).wait(30)
+    put_one(host, request([b"x"] * 5, queue=0)).wait(30)
+    put_one(host, request([b"x"] * 7, queue=1)).wait(30)
     for group, offsets in (("slow", {"0": 1, "1": 2}), ("half", {"1": 7})):
         host.call("commit_offsets", {"group": group, "topic": "t", "offsets": offsets})
     # No client can commit it. A RocketMQ that lost messages may have left it.
@@ -513,11 +513,11 @@ def test_a_flusher_that_is_replaced_and_a_put_without_answer_are_counted(leader:
         return found
 
     until(lambda: lease()["granted"], wait_a_little)
-    host.put(request([b"x"], producer_id=7)).wait(30)
+    put_one(host, request([b"x"], producer_id=7)).wait(30)
     assert lease()["grants"] == 1
     leader.flushers[0].kill()
     leader.flushers[0].wait()
-    ticket = host.put(request([b"y"], producer_id=7, sequence=1))
+    ticket = put_one(host, request([b"y"], producer_id=7, sequence=1))
     assert leader_of(host).report.waiting_puts == 1
     with pytest.raises(DeliveryUnknown):
         ticket.wait(30)

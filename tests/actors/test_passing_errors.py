@@ -30,7 +30,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainUnit
 from raymq.store.log.control_files.meta import TRUNCATING
 from raymq.store.records.requests import FetchRequest
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.roles import log_of
 from tests.support.waiting import until
 
@@ -157,7 +157,7 @@ class Shard:
     def try_put(self, queue: int = 0) -> bool:
         put = request([BODY], queue=queue, producer_id=1 + queue, sequence=self.sent_to(queue))
         try:
-            self.host.put(put).wait(20)
+            put_one(self.host, put).wait(20)
         except (Unavailable, StorageFull):
             # A producer sends it again with the same sequence.
             threading.Event().wait(0.02)
@@ -386,7 +386,7 @@ def test_a_put_that_is_stored_and_not_accounted_for_ends_the_process(
     with monkeypatch.context() as patch:
         patch.setattr(shard.host.store.state, "apply_rows", no_memory)
         with pytest.raises(Bug):
-            shard.host.put(request([BODY], producer_id=1, sequence=1)).wait(20)
+            put_one(shard.host, request([BODY], producer_id=1, sequence=1)).wait(20)
     assert "MemoryError" in shard.gave_up[0]
     assert shard.host.status()["state"] == "READ_ONLY"
 
@@ -423,7 +423,7 @@ def test_a_flusher_that_cannot_open_a_file_is_replaced_and_poisons_nothing(shard
         return int(shard.host.status()["supervisor"]["roles"]["group_commit"]["grants"])
 
     until(lambda: grants() == 2, lambda: threading.Event().wait(0.01))
-    ticket = shard.host.put(request([BODY], producer_id=1, sequence=1))
+    ticket = put_one(shard.host, request([BODY], producer_id=1, sequence=1))
     assert shard.flusher.wait(30) == EXIT_BUG
     # Ray starts the next one, which has descriptors.
     shard.flusher = shard.start_flusher()
@@ -527,8 +527,8 @@ def test_a_follower_refuses_puts_so_that_the_producer_asks_for_the_leader(
     host, _, _ = follower
     puts = [request([b"x"])] * 2
     with pytest.raises(NotLeading, match="does not lead"):
-        host.put(puts[0])
-    refusals = host.put_many(puts)
+        put_one(host, puts[0])
+    refusals = host.put(puts)
     assert [type(refusal) for refusal in refusals] == [NotLeading, NotLeading]
 
 

@@ -24,7 +24,7 @@ from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.config.promise import Acks, Ends, Flush, promises
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import AppendedRows, PutRequest
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
@@ -130,7 +130,7 @@ class Leader:
 
     def put(self, acks: Acks, producer_id: int = 1, *, again: bool = False) -> PutTicket:
         """See `request`."""
-        return self.host.put(self.request(acks, producer_id, again=again))
+        return put_one(self.host, self.request(acks, producer_id, again=again))
 
     def close(self) -> None:
         self.host.close(0.0)
@@ -259,7 +259,7 @@ def test_a_put_that_is_alone_awaits_its_sync_while_cores_have_time_to_spare(
     monkeypatch.setattr(appends, "await_synced", watched)
 
     def put() -> None:
-        leader.host.put(leader.request("leader", producer_id=3), producer_waits=True).wait(30)
+        put_one(leader.host, leader.request("leader", producer_id=3), producer_waits=True).wait(30)
 
     if are_idle:
         # The flusher may be done before the polling begins.
@@ -280,8 +280,11 @@ def test_a_leaders_put_that_is_alone_is_answered_by_the_thread_that_brought_it(
 
     def put() -> None:
         request = leader.request("leader", producer_id=3)
-        leader.host.put(
-            request, lambda: answering.append(threading.get_ident()), producer_waits=True
+        put_one(
+            leader.host,
+            request,
+            lambda: answering.append(threading.get_ident()),
+            producer_waits=True,
         ).wait(30)
 
     # The flusher may be done before the polling begins. Then the ack loop answers.

@@ -16,7 +16,7 @@ from raymq.client.messages.received import received_messages
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.records.requests import PutRequest
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.fake_backend import FakeCluster
 from tests.support.waiting import until
 
@@ -60,7 +60,7 @@ def pause() -> None:
 
 def put(cluster: FakeCluster, queue: int, numbers: range) -> None:
     rows = batch([b"%d:%d" % (queue, number) for number in numbers])
-    cluster.backends[shard_of(queue)].put(PutRequest("t", queue, rows, None, 0, 0, "quorum"))
+    put_one(cluster.backends[shard_of(queue)], PutRequest("t", queue, rows, None, 0, 0, "quorum"))
 
 
 def shard_of(queue: int) -> int:

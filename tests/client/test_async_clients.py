@@ -17,7 +17,7 @@ from raymq.client.produce.async_producer import AsyncProducer
 from raymq.client.produce.producer import Producer
 from raymq.store.base.errors import Bug, DeliveryUnknown, Rejected, StorageFull, Unavailable
 from raymq.store.records.requests import PutRequest
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
 #: longer than any test: only what ends the linger time sends
@@ -39,7 +39,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def put(backend: FakeBackend, *bodies: bytes, queue: int = 0) -> None:
-    backend.put(PutRequest("t", queue, batch(list(bodies)), None, 0, 0, "quorum"))
+    put_one(backend, PutRequest("t", queue, batch(list(bodies)), None, 0, 0, "quorum"))
 
 
 async def arrival_of_a_put(backend: FakeBackend) -> None:

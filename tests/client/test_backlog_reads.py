@@ -13,7 +13,7 @@ import pytest
 from raymq.actors.supervise.dispatcher import Dispatcher
 from raymq.client.consume.range_reader import read_range
 from raymq.client.messages.message import queue_offsets
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.served_shard import ServedShard
 from tests.support.waiting import until
 
@@ -53,7 +53,7 @@ def backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backlog
         shard.start_flusher()
         shard.cluster.create_topic("t", queues=1)
         for number in range(COUNT):
-            shard.host.put(request([b"%d" % number], producer_id=1, sequence=number)).wait(30)
+            put_one(shard.host, request([b"%d" % number], producer_id=1, sequence=number)).wait(30)
         # As a kill leaves it.
         monkeypatch.setattr(shard.host.store, "close", shard.host.store.abandon)
         shard.down()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import pytest
@@ -390,10 +390,14 @@ def test_a_batch_that_finds_a_full_disk_fails_in_time_while_other_batches_succee
 ) -> None:
     put = backend.put
 
-    def no_room_in_queue_1(request: PutRequest, *rest: object, **options: object) -> object:
-        if request.queue_id == 1:
-            raise StorageFull("full")
-        return put(request, *rest, **options)  # type: ignore[arg-type]
+    def no_room_in_queue_1(
+        requests: Sequence[PutRequest], *rest: object, **options: object
+    ) -> object:
+        """The batches of several queues may come together."""
+        return [
+            StorageFull("full") if request.queue_id == 1 else put([request], *rest, **options)[0]  # type: ignore[arg-type]
+            for request in requests
+        ]
 
     monkeypatch.setattr(backend, "put", no_room_in_queue_1)
     clock = ManualClock()

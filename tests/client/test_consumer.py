@@ -23,7 +23,7 @@ from raymq.client.messages.message import queue_offsets
 from raymq.client.messages.received import ReceivedMessage
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import FakeCluster
 from tests.support.waiting import until
@@ -53,8 +53,9 @@ def make(cluster: FakeCluster) -> Iterator[Make]:
 
 
 def put(cluster: FakeCluster, queue: int, *bodies: bytes) -> None:
-    cluster.backends[queue % 2].put(
-        PutRequest("t", queue, batch(list(bodies)), None, 0, 0, "quorum")
+    put_one(
+        cluster.backends[queue % 2],
+        PutRequest("t", queue, batch(list(bodies)), None, 0, 0, "quorum"),
     )
 
 

@@ -26,7 +26,7 @@ from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.requests import FetchRequest, PutRequest
-from tests.support.batches import batch, request
+from tests.support.batches import batch, put_one, request
 from tests.support.damaged_store import FIRST_LOG, flip
 from tests.support.fake_backend import FakeBackend
 from tests.support.roles import leader_of
@@ -65,7 +65,7 @@ class Shard:
         )
 
         self.host.call("create_topic", {"name": "t", "queues": 1, "shards": [0]})
-        self.host.put(request(list(BODIES))).wait(30)
+        put_one(self.host, request(list(BODIES))).wait(30)
         leader_of(self.host).await_dispatch()
 
     def position(self, offset: int) -> int:
@@ -274,7 +274,7 @@ def test_a_byte_that_changes_on_the_way_is_fetched_once_more(
 def test_damage_of_one_queue_is_not_an_error_of_another(shard: Shard) -> None:
     shard.host.call("create_topic", {"name": "two", "queues": 2, "shards": [0]})
     for queue in (0, 1):
-        shard.host.put(request([b"a" * 100, b"b" * 100], topic="two", queue=queue)).wait(30)
+        put_one(shard.host, request([b"a" * 100, b"b" * 100], topic="two", queue=queue)).wait(30)
     leader_of(shard.host).await_dispatch()
     position = int(shard.host.store.consume_queues.get("two", 0).read(0, 1)["position"][0])
     flip(shard.root / FIRST_LOG, position + 100)
@@ -295,7 +295,7 @@ def test_damage_of_one_queue_is_not_an_error_of_another(shard: Shard) -> None:
 def test_damage_after_messages_that_a_filter_left_out_is_looked_for_where_it_is() -> None:
     backend = FakeBackend()
     backend.create("t")
-    backend.put(PutRequest("t", 0, batch([b"%d" % n for n in range(5)]), None, 0, 0, "quorum"))
+    put_one(backend, PutRequest("t", 0, batch([b"%d" % n for n in range(5)]), None, 0, 0, "quorum"))
     (part,) = backend.fetch(FetchRequest("t", {0: 3}, 1 << 20, 1, 0))
     damaged = bytearray(part.records[0].as_py())
     damaged[fmt.BODY_LENGTH_AT + 4] ^= 1

@@ -52,13 +52,13 @@ def test_messages_of_all_queues_leave_together_with_the_answer(
     assert rows(backend) == [1]
 
     messages = []
-    put_many = backend.put_many
+    put = backend.put
 
     def spy(requests: Any, *args: Any, **options: Any) -> Any:
         messages.append(len(requests))
-        return put_many(requests, *args, **options)
+        return put(requests, *args, **options)
 
-    backend.put_many = spy  # type: ignore[method-assign]
+    backend.put = spy  # type: ignore[method-assign]
     backend.release()
     assert [future.result(10).queue_id for future in futures] == [n % 4 for n in range(12)]
     assert first.done()

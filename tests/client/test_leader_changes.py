@@ -41,7 +41,7 @@ from raymq.store.base.errors import (
     Unavailable,
 )
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.moving_shard import MovingShard, Replica
@@ -109,7 +109,7 @@ def bodies(start: int, count: int) -> list[bytes | None]:
 
 
 def put(replica: Replica, *rows: bytes) -> None:
-    replica.put(PutRequest("t", 0, batch(list(rows)), None, 0, 0, "quorum"))
+    put_one(replica, PutRequest("t", 0, batch(list(rows)), None, 0, 0, "quorum"))
 
 
 def poll_all(consumer: Consumer, count: int) -> list[ReceivedMessage]:

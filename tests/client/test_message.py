@@ -25,6 +25,7 @@ from raymq.store.base.format import offset_message_id
 from raymq.store.records.property_columns import PropertyColumns
 from raymq.store.records.record import encode_record
 from raymq.store.records.requests import PutRequest
+from tests.support.batches import put_one
 from tests.support.fake_backend import FakeBackend
 
 KEYS = [b"text", None, b"", b"\xff\x00\xfe", b"a\x01b", b"\x02", "é".encode(), b"\x00", b"=", b"=="]
@@ -35,7 +36,7 @@ def raw(data: pa.RecordBatch | pa.Table) -> pa.Array:
     backend = FakeBackend()
     backend.create("t")
     batch, _ = put_batch(data, now_ms=1000)
-    backend.put(PutRequest("t", 0, batch, 1, 0, 0, "quorum"))
+    put_one(backend, PutRequest("t", 0, batch, 1, 0, 0, "quorum"))
     return pa.array(backend.queues["t", 0].records, pa.binary())
 
 

@@ -14,7 +14,7 @@ from raymq.client.transport import connection as connection_module
 from raymq.client.transport import nearest as nearest_module
 from raymq.client.transport import routes as routes_module
 from raymq.store.records.requests import PutRequest
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.moving_shard import MovingShard
 from tests.support.waiting import until
 
@@ -74,7 +74,7 @@ class History:
         """Store messages at the leader, whose bodies are their offsets."""
         first = self.sent[queue]
         rows: list[bytes | None] = [b"%d" % (first + n) for n in range(count)]
-        self.leader.put(PutRequest("t", queue, batch(rows), None, 0, 0, "quorum"))
+        put_one(self.leader, PutRequest("t", queue, batch(rows), None, 0, 0, "quorum"))
         self.sent[queue] += count
 
     def elect(self, number: int) -> None:

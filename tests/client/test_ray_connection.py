@@ -55,7 +55,7 @@ from raymq.store.base.errors import (
 )
 from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch
 from raymq.store.records.requests import FetchRequest, PutOutcome
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend
 from tests.support.moving_shard import MovingShard
@@ -231,18 +231,18 @@ def test_small_batches_of_one_call_are_put_together(
     small = SmallBatch([b"body"], [None], [None], [0])
     puts = [(meta(number) | {"read": -1}, small) for number in range(1, 4)]
     together: list[int] = []
-    put_many = backend.put_many
+    put = backend.put
 
     def spy(requests: Any, **options: Any) -> Any:
         together.append(len(requests))
-        return put_many(requests, **options)
+        return put(requests, **options)
 
-    monkeypatch.setattr(backend, "put_many", spy)
+    monkeypatch.setattr(backend, "put", spy)
     acks = unpack_acks(methods.append(*pack_call(stream, 1, [*puts], producer_waits=True)))
     assert [ack["first_offset"] for ack in acks] == [0, 1, 2]
     assert together == [3]
 
-    monkeypatch.setattr(backend, "put_many", Mock(side_effect=Unavailable("a follower")))
+    monkeypatch.setattr(backend, "put", Mock(side_effect=Unavailable("a follower")))
     acks = unpack_acks(methods.append(*pack_call(stream, 2, [*puts], producer_waits=True)))
     assert [ack["error"]["kind"] for ack in acks] == ["Unavailable"] * 3
 
@@ -705,7 +705,7 @@ def test_a_consumer_reads_from_the_actors_of_followers_and_leaves_one_that_is_go
     replicated: MovingShard, actors: Actors
 ) -> None:
     leader, *followers = replicated.replicas
-    leader.put(put_request({"topic": TOPIC, "queue": 0}, batch([b"0", b"1"])))
+    put_one(leader, put_request({"topic": TOPIC, "queue": 0}, batch([b"0", b"1"])))
     for each in followers:
         each.serves_reads = True
         each.copy(leader.kept())
@@ -719,7 +719,7 @@ def test_a_consumer_reads_from_the_actors_of_followers_and_leaves_one_that_is_go
         reader = consumer._assigned._readers[0]
         for number in (1, 2):
             actors.kill(number)
-        leader.put(put_request({"topic": TOPIC, "queue": 0}, batch([b"2"])))
+        put_one(leader, put_request({"topic": TOPIC, "queue": 0}, batch([b"2"])))
         assert [message.body for message in consumer.poll(1, 20)] == [b"2"]
         assert leader.answered > 0
         assert reader._nearest is not None

@@ -23,7 +23,7 @@ from raymq.cluster import cluster as cluster_module
 from raymq.cluster.cluster import Cluster
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeCluster
 from tests.support.tcp_proxy import TcpProxy
 
@@ -152,7 +152,7 @@ def beyond(proxy: TcpProxy) -> Cluster:
 
 
 def put(backend: FakeBackend, *bodies: bytes) -> None:
-    backend.put(PutRequest("t", 0, batch(list(bodies)), None, 0, 0, "quorum"))
+    put_one(backend, PutRequest("t", 0, batch(list(bodies)), None, 0, 0, "quorum"))
 
 
 def poll_often(consumer: Consumer) -> None:

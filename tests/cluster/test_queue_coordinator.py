@@ -21,7 +21,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION, TopicInfo
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
 NAME = "jobs"
@@ -79,7 +79,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def put(backend: FakeBackend, count: int) -> None:
-    backend.put(PutRequest(NAME, 0, batch([b"x"] * count), None, 0, 0, "quorum"))
+    put_one(backend, PutRequest(NAME, 0, batch([b"x"] * count), None, 0, 0, "quorum"))
 
 
 def test_items_are_given_in_order_and_once(make: Make, backend: FakeBackend) -> None:
@@ -413,7 +413,7 @@ def test_items_are_read_by_offset_in_pieces_and_ahead(
     cluster: QueueCluster, backend: FakeBackend
 ) -> None:
     bodies = [b"%d" % n for n in range(300)]
-    backend.put(PutRequest(NAME, 0, batch(bodies), None, 0, 0, "quorum"))
+    put_one(backend, PutRequest(NAME, 0, batch(bodies), None, 0, 0, "quorum"))
     reader = ItemReader(cluster.routes(), NAME, 0)
     for first, count in ((0, 300), (5, 1), (6, 1), (299, 1), (0, 1), (200, 7)):
         pieces = reader.read(first, count, timeout_s=10)

@@ -17,7 +17,7 @@ from raymq.cluster.queue.durable_queue import Queue
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected
 from raymq.store.records.requests import PutRequest
 from tests.cluster.test_queue_coordinator import NAME, TAKEN, QueueCluster
-from tests.support.batches import batch
+from tests.support.batches import batch, put_one
 from tests.support.fake_backend import FakeBackend
 
 
@@ -181,10 +181,10 @@ def test_a_call_that_is_forgotten_before_the_log_is_open_takes_nothing(
         assert await gone is None
         assert not coordinator._arriving
         waiting = asyncio.create_task(coordinator.take(2, 1, 30.0))
-        cluster.backends[0].put(PutRequest(NAME, 0, batch([b"x"]), None, 0, 0, "quorum"))
+        put_one(cluster.backends[0], PutRequest(NAME, 0, batch([b"x"]), None, 0, 0, "quorum"))
         assert await waiting == (0, 1)
         # The same request may come again.
-        cluster.backends[0].put(PutRequest(NAME, 0, batch([b"y"]), None, 0, 0, "quorum"))
+        put_one(cluster.backends[0], PutRequest(NAME, 0, batch([b"y"]), None, 0, 0, "quorum"))
         assert await coordinator.take(1, 1, 30.0) == (1, 1)
         await coordinator.close()
 
@@ -197,7 +197,7 @@ def test_a_request_that_is_given_up_takes_nothing_even_if_its_call_comes_later(
     opened(cluster)
 
     def put() -> None:
-        cluster.backends[0].put(PutRequest(NAME, 0, batch([b"x"]), None, 0, 0, "quorum"))
+        put_one(cluster.backends[0], PutRequest(NAME, 0, batch([b"x"]), None, 0, 0, "quorum"))
 
     async def main() -> None:
         coordinator = QueueCoordinator(cluster, NAME, 0)  # type: ignore[arg-type]

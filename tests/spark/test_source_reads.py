@@ -21,7 +21,7 @@ from raymq.spark.stream_progress import LOWER_END_S, StreamProgress
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.queues.raw_records import decode_records
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import FakeBackend, FakeCluster
 
@@ -39,7 +39,7 @@ class Source:
         self.clusters: list[Cluster] = []
 
     def put(self, topic: str, queue: int, *bodies: bytes) -> None:
-        self.backend.put(request(list(bodies), topic=topic, queue=queue))
+        put_one(self.backend, request(list(bodies), topic=topic, queue=queue))
 
     def options(self, **given: str) -> SourceOptions:
         address = f"raymq://{self.shard.endpoints[0]}"

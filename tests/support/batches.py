@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
+from raymq.actors.api.shard_api import PutTicket, ShardBackend
+from raymq.store.base.errors import RayMQError
 from raymq.store.records import record
 from raymq.store.records.requests import PutRequest
 
@@ -36,3 +40,17 @@ def request(
 ) -> PutRequest:
     """One batch of one queue."""
     return PutRequest(topic, queue, batch(bodies, tag=tag), producer_id, epoch, sequence, "quorum")
+
+
+def put_one(
+    backend: ShardBackend,
+    put: PutRequest,
+    notify: Callable[[], None] | None = None,
+    *,
+    producer_waits: bool = False,
+) -> PutTicket:
+    """Put one batch. Raises: its refusal."""
+    (result,) = backend.put([put], notify, producer_waits=producer_waits)
+    if isinstance(result, RayMQError):
+        raise result
+    return result

@@ -146,11 +146,21 @@ class FakeBackend:
 
     def put(
         self,
-        request: PutRequest,
+        requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
         *,
         producer_waits: bool = False,
-    ) -> PutTicket:
+    ) -> list[PutTicket | RayMQError]:
+        """Store in memory, one after the other."""
+        results: list[PutTicket | RayMQError] = []
+        for request in requests:
+            try:
+                results.append(self._put_one(request, notify))
+            except RayMQError as error:
+                results.append(error)
+        return results
+
+    def _put_one(self, request: PutRequest, notify: Callable[[], None] | None) -> PutTicket:
         """Store in memory."""
         with self._changed:
             self.puts.append(request)
@@ -174,22 +184,6 @@ class FakeBackend:
             else:
                 answer_put(ticket, outcome)
             return ticket
-
-    def put_many(
-        self,
-        requests: Sequence[PutRequest],
-        notify: Callable[[], None] | None = None,
-        *,
-        producer_waits: bool = False,
-    ) -> list[PutTicket | RayMQError]:
-        """One after the other."""
-        results: list[PutTicket | RayMQError] = []
-        for request in requests:
-            try:
-                results.append(self.put(request, notify, producer_waits=producer_waits))
-            except RayMQError as error:
-                results.append(error)
-        return results
 
     def _store(self, request: PutRequest) -> PutOutcome:
         info = self.state.topics.get(request.topic)

@@ -27,7 +27,7 @@ from raymq.replication.wire import (
 )
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import ChainReader
-from tests.support.batches import request
+from tests.support.batches import put_one, request
 from tests.support.known_addresses import KnownAddresses
 from tests.support.roles import leader_of
 from tests.support.tcp_proxy import TcpProxy
@@ -177,7 +177,7 @@ class FollowedShard:
 
     def put(self, *bodies: bytes) -> None:
         """Store messages at the leader, and wait until its readers see them."""
-        self.leader.put(request(list(bodies))).wait(30)
+        put_one(self.leader, request(list(bodies))).wait(30)
         leader_of(self.leader).await_dispatch()
 
     def end_of(self, number: int) -> int:

@@ -93,21 +93,14 @@ class Replica(FakeBackend):
         facts = {"replica": self.number, "replicas": len(self._replicas.replicas), "shards": 1}
         return {**super().identity(), **facts, "mode": "leader" if self.leads else "follower"}
 
-    def put(
-        self,
-        request: PutRequest,
-        notify: Callable[[], None] | None = None,
-        *,
-        producer_waits: bool = False,
-    ) -> PutTicket:
-        with self._changed:
-            self._check_leads()
-            ticket = super().put(request, notify, producer_waits=producer_waits)
-            if not ticket.done:
-                self._waiting.append(ticket)
-            return ticket
+    def _put_one(self, request: PutRequest, notify: Callable[[], None] | None) -> PutTicket:
+        self._check_leads()
+        ticket = super()._put_one(request, notify)
+        if not ticket.done:
+            self._waiting.append(ticket)
+        return ticket
 
-    def put_many(
+    def put(
         self,
         requests: Sequence[PutRequest],
         notify: Callable[[], None] | None = None,
@@ -115,7 +108,7 @@ class Replica(FakeBackend):
         producer_waits: bool = False,
     ) -> list[PutTicket | RayMQError]:
         with self._changed:
-            return super().put_many(requests, notify, producer_waits=producer_waits)
+            return super().put(requests, notify, producer_waits=producer_waits)
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         with self._changed:

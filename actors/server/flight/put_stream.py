@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -19,9 +19,11 @@ from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.column_puts import unpack_columns, unpack_meta
 from raymq.actors.protocol.flight_messages import ACK_TEMPLATE
-from raymq.actors.protocol.small_puts import SmallPut, unpack_puts
+from raymq.actors.protocol.small_puts import unpack_puts
 from raymq.store.base.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.records.record import batch_bytes
+from raymq.store.records.requests import PutRequest
+from raymq.store.records.small_batch import SmallBatch
 
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
@@ -170,72 +172,42 @@ class PutStreamServer:
         self._write_wake.set()
 
     def _put(self, chunk: Any, size: int) -> None:
-        metadata = bytes(chunk.app_metadata or b"")
+        """Put the batches of one message together, and queue their answers."""
+        numbers = [0]
+        results: list[PutTicket | RayMQError]
         try:
-            puts = None if chunk.data is not None else unpack_puts(metadata)
+            puts = _read_puts(bytes(chunk.app_metadata or b""), chunk.data)
+            numbers = [int(meta["id"]) for meta, _ in puts]
+            read = int(puts[0][0].get("read", -1))
+            _check_size(size)
+            requests = [put_request(meta, batch, self._born_host) for meta, batch in puts]
         except RayMQError as error:
-            self._answers.append(_Answer(0, error, size))
+            results = [error] * len(numbers)
+        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+            bad = f"bad put metadata: {error!r}"
+            refusal = Rejected(bad, field="metadata", limit="raymq.actors.protocol")
+            results = [refusal] * len(numbers)
         else:
-            if puts is None:
-                self._put_batch(metadata, chunk.data, size)
-            else:
-                self._put_small(puts, size)
+            self._note_read(read)
+            results = self._put_all(requests, producer_waits=read == numbers[0] - 1)
+
+        last = len(results) - 1
+        for at, (number, result) in enumerate(zip(numbers, results, strict=True)):
+            # The memory of the message is held until its last answer.
+            self._answers.append(_Answer(number, result, size if at == last else 0))
         # The puts may have been finished before their answers were queued.
         self._send_ready()
 
-    def _put_small(self, puts: list[SmallPut], size: int) -> None:
-        """Put the small batches of one message together."""
-        first, last = puts[0][0], puts[-1][0]
-        self._note_read(first["read"])
-        requests = [put_request(meta, batch, self._born_host) for meta, batch in puts]
-        results: list[PutTicket | RayMQError]
+    def _put_all(
+        self, requests: list[PutRequest], *, producer_waits: bool
+    ) -> list[PutTicket | RayMQError]:
+        """The answers of puts. Args: `producer_waits`: a client that has read all acks may be waiting for these."""
         try:
-            _check_size(size)
-            # A client that has read all acks may be waiting for these.
-            producer_waits = first["read"] == first["id"] - 1
-            results = self._backend.put_many(
-                requests, self._send_ready, producer_waits=producer_waits
-            )
-        except RayMQError as error:
-            results = [error] * len(puts)
+            return self._backend.put(requests, self._send_ready, producer_waits=producer_waits)
         except Exception as error:
             # Without answers the producer would wait for these and all later batches without end.
-            results = [Bug(f"put: {error!r}")] * len(puts)
-        for (meta, _), result in zip(puts, results, strict=True):
-            # The memory of the message is held until its last answer.
-            self._answers.append(_Answer(meta["id"], result, size if meta is last else 0))
-
-    def _put_batch(self, metadata: bytes, batch: pa.RecordBatch | None, size: int) -> None:
-        number, read = 0, -1
-        result: PutTicket | RayMQError
-        try:
-            meta, rest = unpack_meta(metadata)
-            number, read = int(meta["id"]), int(meta.get("read", -1))
-            if batch is None:
-                raise Rejected("the message has no rows", field="batch", limit="a record batch")
-            batch = unpack_columns(meta, batch, rest)
-            _check_size(size)
-            request = put_request(meta, batch, self._born_host)
-        except RayMQError as error:
-            result = error
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            result = Rejected(
-                f"bad put metadata: {error!r}", field="metadata", limit="raymq.actors.protocol"
-            )
-        else:
-            self._note_read(read)
-            try:
-                # A client that has read all acks may be waiting for this one.
-                result = self._backend.put(
-                    request, self._send_ready, producer_waits=read == number - 1
-                )
-            except RayMQError as error:
-                result = error
-            except Exception as error:
-                # Without an answer the producer would wait for this batch and all later ones without end.
-                result = Bug(f"put: {error!r}")
-
-        self._answers.append(_Answer(number, result, size))
+            fault = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
+            return [fault] * len(requests)
 
     def _note_read(self, number: int) -> None:
         """Note that the client has read the acks up to `number`."""
@@ -313,6 +285,19 @@ class PutStreamServer:
             # Stored batches stay stored. The producer sends them again with the same sequences.
             self._gone = True
             self._memory.wake()
+
+
+def _read_puts(
+    metadata: bytes, batch: pa.RecordBatch | None
+) -> Sequence[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]]:
+    """The puts of a message: several small ones, or one of columns. Raises: Rejected, ValueError, ArrowException."""
+    small = None if batch is not None else unpack_puts(metadata)
+    if small is not None:
+        return small
+    meta, rest = unpack_meta(metadata)
+    if batch is None:
+        raise Rejected("the message has no rows", field="batch", limit="a record batch")
+    return [(meta, unpack_columns(meta, batch, rest))]
 
 
 def _check_size(size: int) -> None:

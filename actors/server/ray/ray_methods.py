@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,10 @@ from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
 from raymq.actors.protocol.column_puts import read_put
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_acks, unpack_call
-from raymq.actors.protocol.small_puts import SmallPut
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import AnotherShard, Bug, RayMQError, Rejected, Unavailable
 from raymq.store.records.record import SmallBatch
-from raymq.store.records.requests import FetchSlice, PutOutcome
+from raymq.store.records.requests import FetchSlice, PutOutcome, PutRequest
 
 from .concurrency_groups import GROUPS
 
@@ -95,16 +94,9 @@ class RayMethods:
         this call was stored then, and the stream takes no more.
         """
         head, batches = unpack_call(call, buffers)
-        small = [(meta, data) for meta, data in batches if isinstance(data, SmallBatch)]
         turn = self._take_turn(head["stream"], head["number"])
         try:
-            if len(small) == len(batches):
-                results = self._put_small(small, head["producer_waits"], turn.born_host)
-            else:
-                producer_waits = head["producer_waits"] and len(batches) == 1
-                results = [
-                    self._put(meta, data, producer_waits, turn.born_host) for meta, data in batches
-                ]
+            results = self._put(batches, turn.born_host, producer_waits=head["producer_waits"])
         finally:
             with self._lock:
                 turn.next += 1
@@ -141,41 +133,23 @@ class RayMethods:
 
             return turn
 
-    def _put_small(
-        self,
-        puts: list[SmallPut],
-        producer_waits: bool,
-        born_host: tuple[str, int] | None,
-    ) -> list[PutTicket | RayMQError]:
-        """Put the small batches of one call together."""
-        try:
-            requests = [put_request(meta, batch, born_host) for meta, batch in puts]
-            return self._backend.put_many(requests, producer_waits=producer_waits)
-        except RayMQError as error:
-            return [error] * len(puts)
-        except Exception as error:
-            # The calls after it must still be answered.
-            return [Bug(f"put: {error!r}")] * len(puts)
-
     def _put(
         self,
-        meta: dict[str, object],
-        data: object,
-        producer_waits: bool,
+        batches: Sequence[tuple[dict[str, Any], object]],
         born_host: tuple[str, int] | None,
-    ) -> PutTicket | RayMQError:
+        *,
+        producer_waits: bool,
+    ) -> list[PutTicket | RayMQError]:
+        """Put the batches of one call together. One that is refused affects no other."""
+        requests = [_request(meta, data, born_host) for meta, data in batches]
+        sound = [each for each in requests if not isinstance(each, RayMQError)]
         try:
-            batch = read_put(meta, data)
-            return self._backend.put(
-                put_request(meta, batch, born_host), producer_waits=producer_waits
-            )
-        except RayMQError as error:
-            return error
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            return Rejected(f"bad put: {error!r}", field="metadata", limit="raymq.actors.protocol")
+            put = iter(self._backend.put(sound, producer_waits=producer_waits))
         except Exception as error:
-            # The batches after it must still be answered.
-            return Bug(f"put: {error!r}")
+            # The calls after it must still be answered.
+            fault = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
+            put = iter([fault] * len(sound))
+        return [each if isinstance(each, RayMQError) else next(put) for each in requests]
 
     # --- reads and operations ---------------------------------------------------------------------
 
@@ -220,6 +194,22 @@ class RayMethods:
                 field="cluster_id",
                 limit=mine,
             )
+
+
+def _request(
+    meta: dict[str, Any], data: Any, born_host: tuple[str, int] | None
+) -> PutRequest | RayMQError:
+    """One put of a call, or why it is none."""
+    try:
+        batch = data if isinstance(data, SmallBatch) else read_put(meta, data)
+        return put_request(meta, batch, born_host)
+    except RayMQError as error:
+        return error
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        return Rejected(f"bad put: {error!r}", field="metadata", limit="raymq.actors.protocol")
+    except Exception as error:
+        # The batches after it must still be answered.
+        return Bug(f"put: {error!r}")
 
 
 def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:
