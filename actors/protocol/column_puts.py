@@ -60,12 +60,12 @@ def unpack_meta(metadata: bytes) -> tuple[dict[str, Any], bytes]:
 def unpack_columns(meta: dict[str, Any], batch: pa.RecordBatch, rest: bytes) -> pa.RecordBatch:
     """All columns of a message of `pack_put`. Args: `meta`, `rest`: of `unpack_meta`.
 
-    Raises: Rejected, ValueError, ArrowException.
+    Raises: Rejected, ValueError.
     """
     if "more" not in meta:
         return batch
     schema = _more_schema(meta["more"])
-    more = pa.ipc.read_record_batch(pa.py_buffer(rest), schema)
+    more = _read(pa.py_buffer(rest), schema)
     if more.num_rows != batch.num_rows:
         raise ValueError(f"{more.num_rows} rows of {schema.names}, {batch.num_rows} of the others")
     columns = [*batch.columns, *more.columns]
@@ -73,10 +73,17 @@ def unpack_columns(meta: dict[str, Any], batch: pa.RecordBatch, rest: bytes) -> 
 
 
 def read_put(meta: dict[str, Any], data: pa.Buffer) -> pa.RecordBatch:
-    """The columns of a put whose bytes have all of them. Raises: Rejected, ValueError, ArrowException."""
+    """The columns of a put whose bytes have all of them. Raises: Rejected, ValueError."""
     names = meta.get("more")
     schema = PUT_SCHEMA if names is None else put_schema(_more_schema(names).names)
-    return pa.ipc.read_record_batch(data, schema)
+    return _read(data, schema)
+
+
+def _read(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        return pa.ipc.read_record_batch(data, schema)
+    except (pa.ArrowException, EOFError, OSError) as error:
+        raise ValueError(f"no batch of {schema.names}: {error}") from error
 
 
 def _more_schema(names: Any) -> pa.Schema:

@@ -106,10 +106,15 @@ def _unpack_put(data: bytes, at: int) -> tuple[SmallPut, int]:
     table_at = topic_at + topic_bytes
     at = table_at + rows * _ROW.size
 
-    values_at, more = _unpack_more(data, at, bits, rows) if bits & _HAS_MORE else (at, ())
-    batch = SmallBatch([], [], [], [], *more)
-    bodies, tags, properties, born_times_ms = batch[:4]
-    table, at = data[table_at:at], values_at
+    table = data[table_at:at]
+    bodies: list[bytes] = []
+    tags: list[str | None] = []
+    properties: list[bytes | None] = []
+    born_times_ms: list[int] = []
+    batch = SmallBatch(bodies, tags, properties, born_times_ms)
+    if bits & _HAS_MORE:
+        at, more = _unpack_more(data, at, bits, rows)
+        batch = SmallBatch(bodies, tags, properties, born_times_ms, *more)
     for born, body_bytes, tag_bytes, property_bytes in _ROW.iter_unpack(table):
         if tag_bytes < -1 or property_bytes < -1:
             raise ValueError("a negative length")

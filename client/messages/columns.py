@@ -14,7 +14,7 @@ from raymq.store.base.format import SYS_OF_SENDER
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.properties import TAGS
 from raymq.store.records.property_columns import PropertyColumns
-from raymq.store.records.small_batch import put_schema
+from raymq.store.records.small_batch import PUT_SCHEMA, put_schema
 
 from .fields import FIELDS, message_schema, sent_columns
 from .keys import as_binary, key_properties, keys_of
@@ -74,9 +74,11 @@ def put_batch(
         born = data.column("born_time_ms").cast(pa.int64())
         born = born.combine_chunks() if isinstance(born, pa.ChunkedArray) else born
 
-    more = more_arrays(data)
+    more = more_arrays(data, names)
     columns = [body, tag, properties, born, *more.values()]
-    return pa.RecordBatch.from_arrays(columns, schema=put_schema(more)), keys
+    return pa.RecordBatch.from_arrays(
+        columns, schema=put_schema(more) if more else PUT_SCHEMA
+    ), keys
 
 
 def _check_names(names: list[str]) -> None:
@@ -121,10 +123,6 @@ class FetchedRows:
         """A column of MESSAGE_SCHEMA."""
         if name == "shard":
             return pa.array(np.full(self.num_rows, self._shard, dtype=np.int32))
-        if name == "offset":
-            return self._decoded.column("queue_offset")
-        if name == "message_flag":
-            return self._decoded.column("flag")
         if name == "key":
             return keys_of(self.properties)
         if name == "tag":
@@ -133,7 +131,8 @@ class FetchedRows:
             return pc.bit_wise_and(self._decoded.column(name), _SENDER_BITS)
         if name == "body":
             return with_nulls(self._decoded.column("body"), self.properties)
-        return self._decoded.column(name)
+        # One that a record has as it is.
+        return self._decoded.column(_STORED_AS[name][0])
 
 
 def message_batch(shard: int, records: pa.Array) -> pa.RecordBatch:

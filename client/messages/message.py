@@ -88,7 +88,10 @@ class Message:
 
 
 class Receipt(NamedTuple):
-    """The proof that a message is stored as the producer's `acks` and the cluster's flush mode promise."""
+    """The proof that a message is stored as the producer's `acks` and the cluster's flush mode promise.
+
+    That of a message with `wait_store_ok=False` says that the leader has it in memory.
+    """
 
     topic: str
     queue_id: int

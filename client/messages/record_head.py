@@ -23,6 +23,8 @@ NO_HEAD: Head = (0, 0, None)
 #: the property of a message whose receipt waits neither for the flush nor for replicas
 WAITS_NOT = encode({WAIT: "false"})
 
+#: column of `send_batch` -> that of MORE_SCHEMA
+_COLUMNS = {BY_NAME[field.name].column_name: field for field in MORE_SCHEMA}
 _INT32_MAX = 2**31 - 1
 #: of a cluster's shards: no option of a cluster changes it
 DELAY_LEVELS = len(StoreConfig().delay_levels_ms)
@@ -70,12 +72,11 @@ def delay_property(level: int) -> bytes:
     return encode({DELAY: str(level)})
 
 
-def more_arrays(data: pa.RecordBatch | pa.Table) -> dict[str, pa.Array]:
-    """The columns of MORE_SCHEMA of a `send_batch` that has some. Raises: Rejected."""
+def more_arrays(data: pa.RecordBatch | pa.Table, names: list[str]) -> dict[str, pa.Array]:
+    """The columns of MORE_SCHEMA of a `send_batch`. Args: `names`: of all its columns. Raises: Rejected."""
     found: dict[str, pa.Array] = {}
-    for field in MORE_SCHEMA:
-        name = BY_NAME[field.name].column_name
-        if name not in data.schema.names:
+    for name, field in _COLUMNS.items():
+        if name not in names:
             continue
 
         column = data.column(name)

@@ -157,7 +157,11 @@ class MessageEncoder:
 
 
 def _wait_not(message: EncodedMessage, acks: Acks | None) -> None:
-    """Let the receipt of a message come early. Args: `acks`: of the call. Raises: Rejected if the call names any."""
+    """Let the receipt of a message come early. Args: `acks`: of the call. Raises: Rejected if the call names any.
+
+    Source: CommitLog#handleDiskFlushAndHA: without WAIT the answer waits for neither. A call that names `acks` gets no
+    weaker receipt than it asks for; those of the producer are the default, which the message overrides.
+    """
     if acks is not None:
         raise Rejected(
             f"the message has wait_store_ok=False, and the call asks for acks={acks!r}: a receipt cannot be both early "

@@ -14,6 +14,7 @@ import pytest
 
 from raymq.actors.api.shard_api import put_request
 from raymq.client.messages.delivery_times import EARLIEST_MS, encode_times
+from raymq.client.messages.message import Message
 from raymq.client.messages.queue_split import TURN_ROWS
 from raymq.client.messages.write_columns import SinkTopic, by_queue
 from raymq.client.produce.message_encoder import timer_properties
@@ -23,7 +24,7 @@ from raymq.client.staged.write_commit import StagedRows
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
-from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.records.properties import decode, encode
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.small_batch import SmallBatch
@@ -111,6 +112,37 @@ def test_rows_are_delivered_once_after_their_time_with_all_columns(
     assert found[b"soon"].store_time_ms >= soon.timestamp() * 1000
     assert [found[b"past"].key, found[b"past"].tag, found[b"past"].queue_id] == [b"k1", "blue", 1]
     assert all(each.properties == {"p": "q"} for each in messages)
+
+
+def test_a_message_of_a_delay_level_is_read_once_after_its_delay_with_its_flags(
+    shard: ServedShard, topic: str
+) -> None:
+    message = Message(
+        topic=topic,
+        body=b"late",
+        key=b"k",
+        tag="red",
+        delay_level=1,
+        flag=7,
+        sys_flag=0x301,
+        born_host="[2001:db8::1]:5000",
+        wait_store_ok=False,
+    )
+    begun_ms = Clock().now_ms()
+    with shard.cluster.producer() as producer:
+        receipt = producer.send(message).result(30)
+        producer.send(topic, b"now").result(30)
+    assert (receipt.topic, receipt.queue_id) == (SCHEDULE_TOPIC, 0)
+
+    found = {each.body: each for each in poll(shard, topic, 2)}
+    now, late = found[b"now"], found[b"late"]
+    assert late.store_time_ms >= begun_ms + 1_000
+    assert (late.key, late.tag, late.properties) == (b"k", "red", {})
+    assert (late.flag, late.sys_flag) == (7, 0x301)
+    assert late.born_host == "[2001:db8:0:0:0:0:0:1]:5000"
+    assert (now.flag, now.sys_flag) == (0, 0)
+    assert now.born_host is not None
+    assert now.born_host.startswith("127.0.0.1:")
 
 
 def test_rows_without_a_key_are_the_same_rows_in_another_queue(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pyarrow.flight as flight
 import pytest
 
 from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.column_puts import pack_put
 from raymq.actors.protocol.small_puts import pack_puts, unpack_puts
 from raymq.actors.ray.replica_transport import ReplicaTransport
 from raymq.client.transport.flight_client import ShardConnection
@@ -366,6 +368,34 @@ def test_a_small_put_without_further_columns_keeps_its_bytes() -> None:
         "01 01 01000000 0300000000000000 0200000000000000 0700000000000000 0200000000000000"
         "0500000000000000 0100 0100 74 0900000000000000 04000000 03000000 04000000 746167 6b017602 626f6479"
     )
+
+
+def test_damaged_further_columns_are_refused_in_band(connection: ShardConnection) -> None:
+    words = {**meta(1), "acks": "quorum", "read": 0}
+    row = small((b"x", "tag", None, 7))._replace(flags=[7], sys_flags=[1], born_hosts=[bytes(8)])
+    whole, plain = pack_put(words, row.to_batch())
+    stream = connection.put_stream()
+
+    def refused(metadata: bytes) -> dict[str, Any]:
+        stream._write(metadata, plain)
+        (ack,) = stream.receive()
+        assert isinstance(from_wire(ack["error"]), Rejected)
+        return ack
+
+    for length in range(1, len(whole), 3):
+        refused(whole[:length])
+    text_at, size = 5, int.from_bytes(whole[1:5], "little")
+    text = whole[text_at : text_at + size]
+    for wrong in (b'["flag","tag"]', b'["sys_flag","flag","born_host"]', b"7", b"[]"):
+        changed = re.sub(rb'"more":\[[^]]*\]', b'"more":' + wrong, text)
+        head = whole[:1] + len(changed).to_bytes(4, "little") + changed
+        rest = whole[-(-(text_at + size) // 8 * 8) :]
+        assert refused(head.ljust(-(-len(head) // 8 * 8)) + rest)["id"] == 1
+    assert refused(pack_put(words, pa.concat_batches([row.to_batch()] * 2))[0])["id"] == 1
+
+    stream._write(whole, plain)
+    assert stream.receive()[0]["first_offset"] == 0
+    stream.close()
 
 
 def test_cut_small_batches_are_refused_in_band(connection: ShardConnection) -> None:

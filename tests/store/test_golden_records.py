@@ -15,7 +15,7 @@ from raymq.store.log.segments.segment_paths import file_name
 from raymq.store.queues.consume_queue import ConsumeQueue
 from raymq.store.records import record
 from raymq.store.records.properties import decode
-from raymq.store.records.record import WalkStop
+from raymq.store.records.record import SmallBatch, WalkStop
 from tests.support.consume_queue_units import check_units
 from tests.support.golden import LINES, unpack_golden
 from tests.support.reference_decoder import decode_all
@@ -105,6 +105,44 @@ def test_the_reference_decoder_agrees_and_the_slow_encoder_writes_the_same_bytes
                 ip, _, port = row[host].rpartition(":")
                 fields[host] = (ip.strip("[]"), int(port))
             assert record.encode_record(**fields) == data[at : at + row["size"]]
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_a_put_with_the_fields_of_a_record_gives_the_bytes_that_rocketmq_wrote(root, is_small):
+    with_fields = 0
+    for path in sorted((root / "commitlog").iterdir()):
+        data, base = path.read_bytes(), int(path.name)
+        walk = record.walk(data, base)
+        for row in decode_all(data[: walk.end - base]):
+            bits = row["sys_flag"] & ~fmt.SYS_ANY_HOST_V6
+            if bits & ~fmt.SYS_OF_SENDER or row["reconsume_times"]:
+                # A transaction, or a message that was sent back: no put of a client.
+                continue
+
+            with_fields += bool(row["flag"] or bits)
+            rows = SmallBatch(
+                [row["body"]],
+                [None],
+                [row["properties"]],
+                [row["born_time_ms"]],
+                [row["flag"]],
+                [bits],
+                [fmt.parse_host(row["born_host"])],
+            )
+            ip, _, port = row["store_host"].rpartition(":")
+            encoded = record.encode_batch(
+                row["topic"],
+                row["queue_id"],
+                rows,
+                stamp=None,
+                store_host=(ip.strip("[]"), int(port)),
+                small=rows if is_small else None,
+            )
+            places = {name: row[name] for name in ("queue_offset", "physical_offset")}
+            found = encoded.records(0, 1, store_time_ms=row["store_time_ms"], **places)
+            at = row["physical_offset"] - base
+            assert bytes(found) == data[at : at + row["size"]]
+    assert with_fields > 3
 
 
 def test_every_consume_queue_unit_is_what_rocketmq_reads(root, lines):

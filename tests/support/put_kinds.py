@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from raymq.store.base import format as fmt
 from raymq.store.delay.delay_hook import transform
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
@@ -32,10 +33,11 @@ def put_all(store: MessageStore, kinds: Iterable[Kind], *, producer_id: int | No
 
 def is_ordinary(kind: Kind) -> bool:
     """Whether it is what a producer may send to us."""
-    brokers_own = kind.keys() & {"flag", "sysFlag", "reconsume", "prepared", "dueInMs"}
+    brokers_own = kind.keys() & {"reconsume", "prepared", "dueInMs"}
+    bits = kind.get("sysFlag", 0) & ~fmt.SYS_OF_SENDER
     names = kind["properties"].keys() & {"DELAY", "TIMER_DELIVER_MS", "long"}
     topic = kind["topic"].startswith(("RMQ_SYS", "%DLQ%"))
-    return not (brokers_own or names or topic) and kind["bornHost"] == IPV4
+    return not (brokers_own or names or topic or bits)
 
 
 def put(
@@ -57,6 +59,11 @@ def put(
         ],
         schema=record.PUT_SCHEMA,
     )
+    host = None if kind["bornHost"] == IPV4 else fmt.pack_host(*kind["bornHost"])
+    more = (kind.get("flag"), kind.get("sysFlag"), host)
+    for field, value in zip(record.MORE_SCHEMA, more, strict=True):
+        if value is not None:
+            rows = rows.append_column(field, pa.array([value] * count, field.type))
 
     key = (kind["topic"], kind["queueId"])
     first = sequences.get(key, 0)
