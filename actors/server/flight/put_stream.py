@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,7 +23,6 @@ from raymq.actors.protocol.small_puts import unpack_puts
 from raymq.store.base.errors import Bug, RayMQError, Rejected, to_wire
 from raymq.store.records.record import batch_bytes
 from raymq.store.records.requests import PutRequest
-from raymq.store.records.small_batch import SmallBatch
 
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
@@ -176,8 +175,14 @@ class PutStreamServer:
         numbers = [0]
         results: list[PutTicket | RayMQError]
         try:
-            puts = _read_puts(bytes(chunk.app_metadata or b""), chunk.data)
-            numbers = [int(meta["id"]) for meta, _ in puts]
+            metadata = bytes(chunk.app_metadata or b"")
+            puts = None if chunk.data is not None else unpack_puts(metadata)
+            if puts is None:
+                meta, rest = unpack_meta(metadata)
+                numbers = [int(meta["id"])]
+                puts = [(meta, _columns(meta, chunk.data, rest))]
+            else:
+                numbers = [meta["id"] for meta, _ in puts]
             read = int(puts[0][0].get("read", -1))
             _check_size(size)
             requests = [put_request(meta, batch, self._born_host) for meta, batch in puts]
@@ -287,17 +292,11 @@ class PutStreamServer:
             self._memory.wake()
 
 
-def _read_puts(
-    metadata: bytes, batch: pa.RecordBatch | None
-) -> Sequence[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]]:
-    """The puts of a message: several small ones, or one of columns. Raises: Rejected, ValueError, ArrowException."""
-    small = None if batch is not None else unpack_puts(metadata)
-    if small is not None:
-        return small
-    meta, rest = unpack_meta(metadata)
+def _columns(meta: dict[str, Any], batch: pa.RecordBatch | None, rest: bytes) -> pa.RecordBatch:
+    """The batch of a message of columns. Raises: Rejected, ValueError."""
     if batch is None:
         raise Rejected("the message has no rows", field="batch", limit="a record batch")
-    return [(meta, unpack_columns(meta, batch, rest))]
+    return unpack_columns(meta, batch, rest)
 
 
 def _check_size(size: int) -> None:
