@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,13 +55,6 @@ class Line(NamedTuple):
         if self.floor is None:
             return self.remark
         return f"{self.floor}  {'MISSED' if self.missed else 'holds'}"
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add `--check`."""
-    parser.add_argument(
-        "--check", action="store_true", help="exit with 1 when a floor is missed, naming it"
-    )
 
 
 def report(lines: Sequence[Line], *, check: bool, title: str = "") -> int:

@@ -72,11 +72,6 @@ class Broker:
             words += ["--config", f"{option}={value}"]
         self.run("org.apache.kafka.tools.TopicCommand", *words)
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic."""
-        words = ["--bootstrap-server", self.address, "--delete", "--topic", name]
-        self.run("org.apache.kafka.tools.TopicCommand", *words)
-
 
 @contextlib.contextmanager
 def broker(directory: Path) -> Iterator[Broker]:

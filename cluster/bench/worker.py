@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from raymq.cluster.cluster import Cluster
-from raymq.store.base.errors import Bug, RayMQError
+from raymq.store.base.errors import Bug, RayMQError, require
 
 from .check import verify
 from .job import READY, BenchClock, Control, Job
@@ -44,6 +44,7 @@ def work(
 
 
 def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[Any]:
+    require(job.plan.api in ("batches", "messages"), "an api of workers", api=job.plan.api)
     kind = MessageTransport if job.plan.api == "messages" else BatchTransport
     transport: BenchTransport = kind(cluster, job.plan)
     with contextlib.closing(transport):
