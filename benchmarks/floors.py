@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 
@@ -21,14 +22,8 @@ class Floor(NamedTuple):
         return f"{'>=' if self.least else '<='} {self.bound:,g}"
 
 
-def at_least(bound: float) -> Floor:
-    """A floor for a figure that should be large."""
-    return Floor(bound, True)
-
-
-def at_most(bound: float) -> Floor:
-    """A floor for a figure that should be small."""
-    return Floor(bound, False)
+#: floors for a figure that should be large, and for one that should be small
+at_least, at_most = partial(Floor, least=True), partial(Floor, least=False)
 
 
 class Line(NamedTuple):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks.limits import cleared
+from raymq.cluster.deploy.owned_ray import free_ports
 from tests.support import oracle
 
 POMS = Path(__file__).parent / "java"
@@ -46,21 +48,15 @@ def class_path(name: str, cache: Path) -> str:
     return listed.read_text(encoding="utf-8").strip()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-class Broker:
+class Broker(NamedTuple):
     """A running broker. Made by `broker`."""
 
-    def __init__(self, jars: str, address: str) -> None:
-        self._jars = jars
-        self.address = address
+    jars: str
+    address: str
 
     def run(self, program: str, *words: str) -> str:
         """Run a program of Kafka's. Returns: what it printed."""
-        command = [oracle.find("java"), "-cp", self._jars, program, *words]
+        command = [oracle.find("java"), "-cp", self.jars, program, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         return done.stdout.strip()
 
@@ -78,13 +74,12 @@ def broker(directory: Path) -> Iterator[Broker]:
     """A broker with its log in `directory`, ended on exit. Raises: oracle.Missing without Java, Maven or jars."""
     directory.mkdir(parents=True, exist_ok=True)
     jars = class_path("kafka", directory)
-    data = directory / "data"
-    shutil.rmtree(data, ignore_errors=True)
+    data = cleared(directory / "data")
     data.mkdir()
 
-    port = _free_port()
+    port, controller = free_ports(2)
     config = data / "server.properties"
-    config.write_text(CONFIG.format(port=port, controller=_free_port(), logs=data / "log"))
+    config.write_text(CONFIG.format(port=port, controller=controller, logs=data / "log"))
     found = Broker(jars, f"127.0.0.1:{port}")
     cluster_id = found.run("kafka.tools.StorageTool", "random-uuid").splitlines()[-1]
     found.run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
@@ -98,7 +93,7 @@ def broker(directory: Path) -> Iterator[Broker]:
     finally:
         process.kill()
         process.wait()
-        shutil.rmtree(data, ignore_errors=True)
+        cleared(data)
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 import raymq
-from benchmarks.rounds import percentile
 from raymq.actors.supervise.lease import FLUSH_ROLES
 from raymq.cluster.bench.callers import Callers, Measured, rows_of
 from raymq.cluster.bench.plan import BenchPlan, FixedSize
@@ -72,6 +73,12 @@ def batch_of(rows: int, size: int) -> pa.RecordBatch:
 # --- the machine ----------------------------------------------------------------------------------
 
 
+def cleared(path: Path) -> Path:
+    """The path of a directory that is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+    return path
+
+
 def raw_limit(
     directory: Path, block_bytes: int, count: int, *, fresh: bool = False, synced: bool = True
 ) -> float:
@@ -107,33 +114,38 @@ def pin(pid: int, cores: set[int]) -> None:
             os.sched_setaffinity(int(task.name), cores)
 
 
-class Exchanges(NamedTuple):
-    """Exchanges of one message with a server in another process, one after the other."""
+def flight_echo(
+    size: int, count: int, *, window: int = 1, synced_in: Path | None = None
+) -> tuple[float, float]:
+    """Exchanges of one message with an echo server in another process, so many under way at a time.
 
-    p50_ms: float
-    #: CPU time of both processes for one
-    cpu_us: float
-
-
-def flight_echo(size: int, count: int, *, synced_to: Path | None = None) -> Exchanges:
-    """Exchanges with an echo server.
-
-    `synced_to`: a file of a fixed size, into which the server writes and syncs each body before it answers.
+    With a directory `synced_in` the server makes each body durable before it answers. Client and server sleep while the
+    disk works, and have to be woken: a sum of an echo and a sync does not have that.
 
     They are measured in a process of its own, with Flight as it comes: the connections of RayMQ change how this process
     reads its sockets (actors/protocol/grpc_polling.py). Client and server are kept on different cores, as a producer
     and a busy shard are. On the same core an echo takes half as long, and otherwise the scheduler would choose.
+
+    Returns: milliseconds from one answer to the next, p50; microseconds of CPU of both processes for one exchange.
     """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_echo, size, count, synced_to).result()
+    with contextlib.ExitStack() as stack:
+        files = []
+        if synced_in is not None:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(dir=synced_in))
+            file.write(bytes((size + RECORD_BYTES - BODY) * (count + 100)))
+            file.flush()
+            os.fsync(file.fileno())
+            files = [file.name]
+        pool = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+        return pool.submit(_echo, size, count, window, files).result()
 
 
-def _echo(size: int, count: int, synced_to: Path | None) -> Exchanges:
+def _echo(size: int, count: int, window: int, synced_to: list[str]) -> tuple[float, float]:
     import pyarrow.flight as flight
 
     cores = sorted(os.sched_getaffinity(0))
     pin(os.getpid(), {cores[0]})
-    words = [sys.executable, "-c", ECHO, *([] if synced_to is None else [str(synced_to)])]
+    words = [sys.executable, "-c", ECHO, *synced_to]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         output = server.stdout
@@ -143,6 +155,8 @@ def _echo(size: int, count: int, synced_to: Path | None) -> Exchanges:
             writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"echo"))
             writer.begin(PUT_SCHEMA)
             batch = batch_of(1, size)
+            for _ in range(window - 1):
+                writer.write_with_metadata(batch, b"{}")
             before_s = cpu_s(server.pid) + time.process_time()
 
             def exchange() -> None:
@@ -152,24 +166,10 @@ def _echo(size: int, count: int, synced_to: Path | None) -> Exchanges:
             p50_ms = call_ms(exchange, count)
             used_s = cpu_s(server.pid) + time.process_time() - before_s
             writer.close()
-        return Exchanges(p50_ms, 1e6 * used_s / count)
+        return p50_ms, 1e6 * used_s / count
     finally:
         server.kill()
         server.wait()
-
-
-def echo_that_syncs(path: Path, size: int, count: int) -> Exchanges:
-    """Exchanges with a server that makes the body durable before it answers.
-
-    Client and server sleep while the disk works, and have to be woken: a sum of an echo and a sync does not have that.
-    """
-    path.write_bytes(bytes((size + RECORD_BYTES - BODY) * (count + 100)))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    try:
-        return flight_echo(size, count, synced_to=path)
-    finally:
-        path.unlink()
 
 
 def call_ms(call: Callable[[], object], count: int) -> float:
@@ -179,7 +179,7 @@ def call_ms(call: Callable[[], object], count: int) -> float:
         begin = time.perf_counter()
         call()
         times.append((time.perf_counter() - begin) * 1000)
-    return percentile(times, 0.5)
+    return statistics.median(times)
 
 
 def output_of(words: list[str]) -> str:
@@ -198,11 +198,8 @@ def cpu_s(pid: int) -> float:
 
 def memory_mb(pid: int) -> float:
     """PSS without file pages, MB."""
-    found = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-        name, value = line.split(":")
-        found[name] = int(value.split()[0])
-    return (found["Pss_Anon"] + found.get("Pss_Shmem", 0)) / 1024
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", text, re.MULTILINE))) / 1024
 
 
 # --- a cluster ------------------------------------------------------------------------------------
@@ -211,12 +208,11 @@ def memory_mb(pid: int) -> float:
 @contextlib.contextmanager
 def started(directory: Path, name: str, **options: Any) -> Iterator[raymq.Cluster]:
     """A new cluster with the topic t of four queues; its files are deleted at the end."""
-    data = directory / name
-    shutil.rmtree(data, ignore_errors=True)
+    data = cleared(directory / name)
     with raymq.start(data, name=f"bench-{name}", **options) as cluster:
         cluster.create_topic("t", queues=4)
         yield cluster
-    shutil.rmtree(data, ignore_errors=True)
+    cleared(data)
 
 
 def satellites_of(shard: Mapping[str, Any]) -> dict[str, int]:

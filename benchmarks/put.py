@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import raymq
 from benchmarks import limits
 from benchmarks.floors import at_least, at_most
-from benchmarks.limits import BLOCK_BYTES, LARGE, SMALL, UNLIMITED, batch_of, batch_rate, sent
+from benchmarks.limits import BLOCK_BYTES, BODY, LARGE, SMALL, UNLIMITED, batch_of, batch_rate, sent
 from benchmarks.rounds import Rounds, Row, in_turn, run, tell
 from raymq.client.produce.producer_config import IN_FLIGHT_BYTES
 from raymq.cluster.bench.callers import Callers
@@ -34,20 +32,6 @@ from raymq.store.records.requests import PutRequest
 #: often in a round
 TURNS = 5
 PRODUCERS = (1, 4, 16, 64)
-
-
-@contextmanager
-def embedded(directory: Path) -> Iterator[EmbeddedStore]:
-    """The engine in this process."""
-    root = directory / "embedded"
-    shutil.rmtree(root, ignore_errors=True)
-    store = EmbeddedStore(root, config=StoreConfig(prewrite_window_bytes=512 << 20))
-    try:
-        store.create_topic("t", 1)
-        yield store
-    finally:
-        store.close()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def embedded_rate(store: EmbeddedStore, shape: tuple[int, int], count: int) -> float:
@@ -126,8 +110,8 @@ def measure_single(
 
     limits.await_prewritten(cluster)
     for _ in range(TURNS):
-        limit = limits.echo_that_syncs(directory / "synced", 1024, serial)
-        rounds.note("echo_that_syncs_ms", limit.p50_ms)
+        limit_ms, _ = limits.flight_echo(BODY, serial, synced_in=directory)
+        rounds.note("echo_that_syncs_ms", limit_ms)
         for name, api in (("serial", "batches"), ("send", "messages")):
             rounds.note_times(name, sent(cluster, serial, api=api).latency)
 
@@ -145,9 +129,13 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
             # Bursts grow the window of pre-written blocks to the need of the measured ones.
             batch_rate(cluster, LARGE, count)
             if mode == "single":
-                with embedded(directory) as store:
+                root = limits.cleared(directory / "embedded")
+                config = StoreConfig(prewrite_window_bytes=512 << 20)
+                with closing(EmbeddedStore(root, config=config)) as store:
+                    store.create_topic("t", 1)
                     for _ in in_turn():
                         measure_single(cluster, store, directory, rounds, quick)
+                limits.cleared(root)
                 if options.sustained_gb:
                     sustained(cluster, directory, options.sustained_gb, rounds)
             else:

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import sys
 import time
 from argparse import SUPPRESS
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.floors import at_most
-from benchmarks.limits import output_of
+from benchmarks.limits import cleared, output_of
 from benchmarks.rounds import Rounds, Row, in_turn, run
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
@@ -34,13 +33,10 @@ QUEUES_FEW = 10
 #: queues of one topic
 TOPIC_QUEUES = 100
 DESCRIPTORS = 1024
-DISK_MB_MAX = 1000
-RATIO_MAX = 3.0
 ROUNDS = 5
-Queue = tuple[str, int]
 
 
-def queues_of(count: int) -> list[Queue]:
+def queues_of(count: int) -> list[tuple[str, int]]:
     """Names of so many queues."""
     return [(f"topic{at // TOPIC_QUEUES}", at % TOPIC_QUEUES) for at in range(count)]
 
@@ -63,8 +59,7 @@ def start(root: Path) -> dict[str, Any]:
     """Open the store of a process that died."""
     begin = time.perf_counter()
     store = MessageStore.open(root, config=StoreConfig())
-    seconds = time.perf_counter() - begin
-    return {"open_s": seconds, "crashed": store.log.crashed}
+    return {"open_s": time.perf_counter() - begin, "crashed": store.log.crashed}
 
 
 def use(root: Path, queues: int, messages: int) -> dict[str, Any]:
@@ -112,8 +107,7 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     if options.step:
         step(options.step)
 
-    directory, queues = options.directory / "queues", options.queues
-    shutil.rmtree(directory, ignore_errors=True)
+    directory, queues = cleared(options.directory / "queues"), options.queues
     try:
         for name, count in (("many", queues), ("few", QUEUES_FEW)):
             in_process("write", directory / name, count, queues)
@@ -124,14 +118,14 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
         found = in_process("use", directory / "many", queues, MESSAGES)
         rounds.note("many_descriptors", found["descriptors"])
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        cleared(directory)
 
 
 ROWS = [
     Row("many queues: descriptors", "many_descriptors"),
-    Row("many queues: disk", "many_disk_MB", floor=at_most(DISK_MB_MAX)),
+    Row("many queues: disk", "many_disk_MB", floor=at_most(1000)),
     Row("few queues: start", "few_open_s"),
-    Row("many queues: start", "many_open_s", "few_open_s", "few", at_most(RATIO_MAX)),
+    Row("many queues: start", "many_open_s", "few_open_s", "few", at_most(3)),
 ]
 
 if __name__ == "__main__":

@@ -82,17 +82,14 @@ def measure_inside(
 def measure_outside(url: str, serial: int, count: int) -> dict[str, float]:
     """One round of a process that reaches only the port of Ray Client."""
     cluster, value = raymq.connect(url), os.urandom(MIB)
-    trip = method_ms(new_bare().echo, serial)
-    one = sent(cluster, serial, api="batches").percentile_ms(50)
-    put_ms = call_ms(lambda: [ray.put(value) for _ in range(count)], 1)
     batches = {"api": "batches", "batch": LARGE[0], "in_flight": UNLIMITED}
-    found = sent(cluster, count, 1, **batches)
-    ray.shutdown()
     return {
-        "client_round_trip_ms": trip,
-        "client_serial_ms": one,
-        "client_put_MiB_s": 1000 * count / put_ms,
-        "client_MiB_s": found.rate,
+        "client_round_trip_ms": method_ms(new_bare().echo, serial),
+        "client_serial_ms": sent(cluster, serial, api="batches").percentile_ms(50),
+        "client_put_MiB_s": 1000
+        * count
+        / call_ms(lambda: [ray.put(value) for _ in range(count)], 1),
+        "client_MiB_s": sent(cluster, count, 1, **batches).rate,
     }
 
 
@@ -109,6 +106,7 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     if options.outside:
         url, *numbers = options.outside
         print(json.dumps(measure_outside(url, *map(int, numbers))))
+        ray.shutdown()
         sys.exit()
 
     serial, count = (200, 40) if options.quick else (1000, 150)
@@ -122,7 +120,7 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
             found = json.loads(limits.output_of(program).splitlines()[-1])
             for name, value in found.items():
                 rounds.note(name, value)
-            sync = rounds.all()["fdatasync_ms"][-1]
+            sync = rounds.values["fdatasync_ms"][-1]
             rounds.note("client_limit_ms", found["client_round_trip_ms"] + sync)
         ray.shutdown()
 

@@ -29,9 +29,10 @@ import raymq
 from benchmarks import idle
 from benchmarks.floors import Line, at_least, at_most
 from benchmarks.limits import LARGE, UNLIMITED, await_prewritten, sent, started
-from benchmarks.rounds import Rounds, Row, in_turn, lines_of, percentile, run
+from benchmarks.rounds import Rounds, Row, in_turn, lines_of, run
 from raymq.client import replica_status
 from raymq.cluster.bench.callers import Callers
+from raymq.cluster.bench.histogram import Histogram
 from raymq.cluster.bench.plan import BenchPlan
 from raymq.cluster.record.paths import ClusterPaths
 
@@ -42,8 +43,6 @@ KILLS, QUICK_KILLS = 20, 5
 LOG_GB, QUICK_LOG_GB = 2.0, 0.5
 #: how long one catch-up may take
 CATCH_UP_TIMEOUT_S = 180.0
-#: between two looks at a follower that catches up
-LOOK_S = 0.05
 COPY_BLOCK_BYTES = 4 << 20
 #: copies with one sync per file of 1 GiB were measured slower than catch-ups, so they are not a limit
 COPY_SYNC_BYTES = 16 << 20
@@ -214,7 +213,7 @@ def catch_up_rate(cluster: raymq.Cluster, row: dict[str, Any], target: int) -> f
 
     with ThreadPoolExecutor(1) as pool:
         replacing = pool.submit(cluster.replace_replica, 0, row["replica"])
-        wait_for(lambda: look(replacing), LOOK_S, CATCH_UP_TIMEOUT_S)
+        wait_for(lambda: look(replacing), 0.05, CATCH_UP_TIMEOUT_S)
         replacing.result()
     (began, had), (ended, has) = seen[0], seen[-1]
     return (min(has, target) - had) / (ended - began)
@@ -224,8 +223,8 @@ def follower_of(cluster: raymq.Cluster) -> tuple[dict[str, Any], dict[str, Any]]
     """The status of the leader and of a follower, once all are complete."""
     rows = complete_replicas(cluster)
     leader = replica_status.leader_of(rows)
-    follower = next(row for row in rows if row["replica"] != leader)
-    return next(row for row in rows if row["replica"] == leader), follower
+    rows.sort(key=lambda row: row["replica"] != leader)
+    return rows[0], rows[1]
 
 
 def measure_catch_up(cluster: raymq.Cluster, directory: Path, rounds: Rounds, quick: bool) -> None:
@@ -250,11 +249,11 @@ def measure_catch_up(cluster: raymq.Cluster, directory: Path, rounds: Rounds, qu
     await_quiet(cluster)
     alone = sent(cluster, 200 if quick else 1000)
     rounds.note("alone_ms", alone.percentile_ms(50))
-    times = waits_beside_ms(cluster, replace)
+    beside = Histogram()
+    beside.record([1000 * ms for ms in waits_beside_ms(cluster, replace)])
     # Its rate, beside a producer, is no round's.
-    rounds.note("catch_up_beside_MB_s", rounds.all()["catch_up_MB_s"].pop())
-    rounds.note("beside_p50_ms", percentile(times, 0.5))
-    rounds.note("beside_p99_ms", percentile(times, 0.99))
+    rounds.note("catch_up_beside_MB_s", rounds.values["catch_up_MB_s"].pop())
+    rounds.note_times("beside", beside)
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
 
 def table(rounds: Rounds) -> list[Line]:
     """The lines of the report."""
-    gaps = rounds.all()["gap_ms"]
+    gaps = rounds.values["gap_ms"]
     rounds.note("worst_gap_ms", max(gaps))
     return lines_of(
         [

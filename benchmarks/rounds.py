@@ -36,20 +36,15 @@ FORMS = {
 }
 
 
-def percentile(values: list[float], part: float) -> float:
-    """A percentile of a list, in its unit."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * part))]
-
-
 class Rounds:
     """Figures of all rounds by name. A ratio is of two figures of one round."""
 
     def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
+        self.values: dict[str, list[float]] = {}
 
     def note(self, name: str, value: float) -> float:
         """Keep one round's figure. Returns: it."""
-        self._values.setdefault(name, []).append(value)
+        self.values.setdefault(name, []).append(value)
         return value
 
     def note_times(self, name: str, latency: Histogram) -> None:
@@ -59,22 +54,18 @@ class Rounds:
 
     def median(self, name: str) -> float:
         """The median of the rounds."""
-        return statistics.median(self._values[name])
+        return statistics.median(self.values[name])
 
     def ratio(self, name: str, of: str) -> float:
         """The median of the rounds' ratios."""
-        pairs = zip(self._values[name], self._values[of], strict=True)
+        pairs = zip(self.values[name], self.values[of], strict=True)
         return statistics.median(value / limit for value, limit in pairs)
-
-    def all(self) -> dict[str, list[float]]:
-        """For the JSON file."""
-        return self._values
 
     def printed(self, name: str) -> str:
         """The median with its unit. A p50 has its p99 in brackets."""
         form = next((form for end, form in FORMS.items() if name.endswith(end)), "{:,.2f}")
         p99 = name.removesuffix("_p50_ms") + "_p99_ms"
-        after = f" ({self.median(p99):.2f})" if p99 != name and p99 in self._values else ""
+        after = f" ({self.median(p99):.2f})" if p99 != name and p99 in self.values else ""
         return form.format(self.median(name)) + (after if name.endswith("_p50_ms") else "")
 
 
@@ -102,7 +93,7 @@ class Row(NamedTuple):
 
 def lines_of(rows: Iterable[Row], rounds: Rounds) -> list[Line]:
     """The lines of the rows whose figures were measured."""
-    have = rounds.all()
+    have = rounds.values
     return [row.line(rounds) for row in rows if row.name in have and (row.of or row.name) in have]
 
 
@@ -168,7 +159,7 @@ def run(
     rounds = Rounds()
     measure(found, rounds)
     if found.json:
-        figures = {"cores": os.cpu_count(), "rounds": rounds.all()}
+        figures = {"cores": os.cpu_count(), "rounds": rounds.values}
         found.json.write_text(json.dumps(figures, indent=1))
     lines = table(rounds) if callable(table) else lines_of(table, rounds)
     sys.exit(report(lines, check=found.check, title=BUSY_TITLE if found.busy else ""))

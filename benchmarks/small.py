@@ -154,7 +154,7 @@ class Bench:
             used = [now - then for now, then in zip(self.spent(), before, strict=True)]
         limits.pin(os.getpid(), cores)
 
-        self.rounds.note(f"{name}_msg_s", found.rate)
+        self.rounds.note(f"{name}_per_s", found.rate)
         self.rounds.note_times(name, found.latency)
         for side, seconds in zip((*SIDES, "cpu"), (*used, sum(used)), strict=True):
             self.rounds.note(f"{name}_{side}_us", 1e6 * seconds / found.sends)
@@ -185,19 +185,22 @@ class Bench:
         with self.cluster.producer() as producer:
             for n in range(count):
                 producer.send("objects", body, key=b"k%d" % (n % 1000), tag="tag")
-        rate = read_rate(self.cluster, count, poll_whole, "objects")
-        self.rounds.note("poll_objects_msg_s", rate)
-        asyncio.run(self._iterate_objects(count))
 
-    async def _iterate_objects(self, count: int) -> None:
-        """The same messages, from `async for` over batches."""
-        async with self.cluster.async_consumer("objects", start="earliest") as consumer:
-            read, begin = 0, time.perf_counter()
-            async for batch in consumer.batches(max_records=500):
-                read += looked_at(batch)
-                if read >= count:
-                    break
-            self.rounds.note("async_for_objects_msg_s", read / (time.perf_counter() - begin))
+        def poll(consumer: raymq.Consumer) -> int:
+            return looked_at(consumer.poll(max_records=500, timeout=10))
+
+        self.rounds.note("poll_objects_msg_s", read_rate(self.cluster, count, poll, "objects"))
+
+        async def read_all() -> None:
+            async with self.cluster.async_consumer("objects", start="earliest") as consumer:
+                read, begin = 0, time.perf_counter()
+                async for batch in consumer.batches(max_records=500):
+                    read += looked_at(batch)
+                    if read >= count:
+                        break
+                self.rounds.note("async_for_objects_msg_s", read / (time.perf_counter() - begin))
+
+        asyncio.run(read_all())
 
     def polling(self, directory: Path) -> None:
         """The part of a core that polls while one producer sends one by one. The cluster must be `counted`."""
@@ -221,11 +224,6 @@ def looked_at(messages: Sequence[raymq.Message]) -> int:
     for message in messages:
         seen += len(message.body) + len(message.key or b"") + len(message.tag or "")
     return len(messages)
-
-
-def poll_whole(consumer: raymq.Consumer) -> int:
-    """Read messages, and look at body, key and tag."""
-    return looked_at(consumer.poll(max_records=500, timeout=10))
 
 
 @contextlib.contextmanager
@@ -271,10 +269,10 @@ def measure_round(bench: Bench, directory: Path, parts: list[str]) -> None:
     """One round of every part."""
     rounds, serial = bench.rounds, bench.serial
     sync_ms = 1000 / limits.raw_limit(directory, limits.RECORD_BYTES, serial)
-    rounds.note("echo_and_fdatasync_ms", limits.flight_echo(BODY, serial).p50_ms + sync_ms)
-    synced = limits.echo_that_syncs(directory / "synced", BODY, serial)
-    rounds.note("echo_that_syncs_ms", synced.p50_ms)
-    rounds.note("echo_that_syncs_cpu_us", synced.cpu_us)
+    rounds.note("echo_and_fdatasync_ms", limits.flight_echo(BODY, serial)[0] + sync_ms)
+    synced_ms, used_us = limits.flight_echo(BODY, serial, synced_in=directory)
+    rounds.note("echo_that_syncs_ms", synced_ms)
+    rounds.note("echo_that_syncs_cpu_us", used_us)
 
     for part in ("waiting", "in-flight", "batches", "topics"):
         for name, plan_ in LOADS[part].items() if part in parts else ():
@@ -283,7 +281,7 @@ def measure_round(bench: Bench, directory: Path, parts: list[str]) -> None:
                 count = serial * (2 if clients == 1 else 40)
                 rate = redis_rate(directory / "redis", clients, count)
                 if rate is not None:
-                    rounds.note(f"redis_beside_{name}_msg_s", rate)
+                    rounds.note(f"redis_beside_{name}_per_s", rate)
             bench.run(name, plan_)
     # By turns: their ratios are near 1, and the machine changes by more than that within a round.
     for name, column in KIND_TURNS * list(KINDS.items()) if "batches" in parts else ():
@@ -312,10 +310,10 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
 
 
 ECHO, SYNCED, USED = "echo_and_fdatasync_ms", "echo_that_syncs_ms", "echo_that_syncs_cpu_us"
-P50, CPU, KEY = "1_threads_p50_ms", "1_threads_cpu_us", "batch_900_tag_and_key_msg_s"
-INDEX_KEY, PLAIN = "batch_900_tag_and_KEYS_msg_s", "batch_900_msg_s"
-FEW, MANY_TOPICS = "batch_20_over_1_topics_msg_s", "batch_20_over_100_topics_msg_s"
-WAITING, FUTURES = "64_threads_msg_s", "64_futures_msg_s"
+P50, CPU, KEY = "1_threads_p50_ms", "1_threads_cpu_us", "batch_900_tag_and_key_per_s"
+INDEX_KEY, PLAIN = "batch_900_tag_and_KEYS_per_s", "batch_900_per_s"
+FEW, MANY_TOPICS = "batch_20_over_1_topics_per_s", "batch_20_over_100_topics_per_s"
+WAITING, FUTURES = "64_threads_per_s", "64_futures_per_s"
 LIMITS = [
     Row("Flight echo + fdatasync of 1 KiB", ECHO, remark="limit"),
     Row("Flight echo that writes and syncs 1 KiB", SYNCED, remark="limit"),
@@ -345,15 +343,15 @@ FLOORS = [
 def table(rounds: Rounds) -> list[Line]:
     """All figures that were measured, with their limits and floors."""
     rows = [*LIMITS]
-    for name in rounds.all():
+    for name in rounds.values:
         stem = name.removesuffix("_client_us")
         if name != stem:
             cpu = (f"{side} {rounds.median(f'{stem}_{side}_us'):.0f}" for side in SIDES)
-            rows.append(Row(stem.replace("_", " "), f"{stem}_msg_s"))
+            rows.append(Row(stem.replace("_", " "), f"{stem}_per_s"))
             rows.append(Row("", f"{stem}_p50_ms", beside=f"us of CPU: {', '.join(cpu)}"))
         if name.startswith("redis"):
             rows.append(Row(name.replace("_", " "), name, remark="limit"))
-    most = at_most(3 if "busy" in rounds.all() else 2)
+    most = at_most(3 if "busy" in rounds.values else 2)
     first = Row("one by one, p50 (p99)", P50, ECHO, "echo + fdatasync", most)
     return lines_of([*rows, first, *FLOORS], rounds)
 

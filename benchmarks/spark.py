@@ -18,7 +18,7 @@ import argparse
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import raymq
 from benchmarks import kafka
@@ -36,21 +36,15 @@ CORES = 2
 KAFKA_TOPICS = {"kafka": {}, "kafka_synced": {"flush.messages": "1"}}
 
 
-class SparkBench:
+class SparkBench(NamedTuple):
     """The two peers, and the rounds' figures."""
 
-    def __init__(
-        self, spark: Any, cluster: raymq.Cluster, broker: kafka.Broker, rounds: Rounds, rows: int
-    ) -> None:
-        self.spark = spark
-        self.cluster = cluster
-        self.kafka = {"kafka.bootstrap.servers": broker.address}
-        self.rounds = rounds
-        self.rows = rows
-        for part in ("sink", "source"):
-            cluster.create_topic(f"{part}-raymq", queues=QUEUES)
-            for name, options in KAFKA_TOPICS.items():
-                broker.create_topic(f"{part}-{name}", QUEUES, options)
+    spark: Any
+    cluster: raymq.Cluster
+    #: options of Spark's Kafka connector
+    kafka: dict[str, str]
+    rounds: Rounds
+    rows: int
 
     def frame(self, rows: int) -> Any:
         """Rows that cost Spark little to make."""
@@ -137,7 +131,12 @@ def run_spark(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
         started(options.directory, "spark") as cluster,
         load(options.busy),
     ):
-        bench = SparkBench(spark, cluster, broker, rounds, rows)
+        for part in ("sink", "source"):
+            cluster.create_topic(f"{part}-raymq", queues=QUEUES)
+            for name, given in KAFKA_TOPICS.items():
+                broker.create_topic(f"{part}-{name}", QUEUES, given)
+        server = {"kafka.bootstrap.servers": broker.address}
+        bench = SparkBench(spark, cluster, server, rounds, rows)
         if "sink" in options.only:
             bench.run_sinks()
         if "source" in options.only:

@@ -36,8 +36,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.floors import at_least, at_most
-from benchmarks.limits import BODY, append_all, batch_of, call_ms, output_of
+from benchmarks.limits import BODY, append_all, batch_of, call_ms, cleared, output_of
 from benchmarks.rounds import Rounds, Row, in_turn, run, tell
+from raymq.store.config.promise import Flush
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
@@ -63,11 +64,6 @@ FREE_BYTES_MIN = 3 << 30
 JAVA = "-Xms1g -Xmx2g -XX:MaxDirectMemorySize=4g --add-exports=java.base/sun.nio.ch=ALL-UNNAMED"
 
 
-def spend(work: Callable[[], object]) -> float:
-    """Seconds of one run of it."""
-    return call_ms(work, 1) / 1000
-
-
 # --- RocketMQ -------------------------------------------------------------------------------------
 
 
@@ -87,12 +83,12 @@ class RocketMQ:
         self._home = cache
 
     def run(self, what: str, root: Path, flush: str, count: int, rows: int = 1) -> float:
-        """Seconds of one figure."""
+        """Milliseconds of one figure."""
         words = [self._java, *JAVA.split(), f"-Duser.home={self._home}"]
         words += [f"-Drmq.logback.configurationFile={oracle.SOURCES / 'logback.xml'}"]
         words += ["-cp", self._class_path, "StoreBench"]
         words += [what, str(root), f"{flush.upper()}_FLUSH", str(count), str(BODY), str(rows)]
-        return float(json.loads(output_of(words).splitlines()[-1])["seconds"])
+        return 1000 * float(json.loads(output_of(words).splitlines()[-1])["seconds"])
 
 
 # --- ours -----------------------------------------------------------------------------------------
@@ -103,14 +99,12 @@ def keyed_batch(rows: int) -> pa.RecordBatch:
     plain = batch_of(rows, BODY)
     keys = pa.array([b"KEYS\x01k%d\x02" % row for row in range(rows)], pa.binary())
     born = pa.array(np.full(rows, time.time_ns() // 1_000_000))
-    columns = [plain["body"], plain["tag"], keys, born]
-    return pa.record_batch(columns, schema=plain.schema)
+    return pa.record_batch([plain["body"], plain["tag"], keys, born], schema=plain.schema)
 
 
-def open_store(root: Path, flush: str, *, warm: bool = False) -> EmbeddedStore:
+def open_store(root: Path, flush: Flush, *, warm: bool = False) -> EmbeddedStore:
     """A store with topic t, and with warm files if `warm`."""
-    config = StoreConfig(flush="sync" if flush == "sync" else "async", warm_mapped_file=warm)
-    store = EmbeddedStore(root, config=config)
+    store = EmbeddedStore(root, config=StoreConfig(flush=flush, warm_mapped_file=warm))
     store.create_topic("t", QUEUES)
     allocator = store.store.log.allocator
     while warm and not allocator.caught_up:
@@ -175,22 +169,20 @@ class Bench:
 
     def fresh(self, name: str) -> Path:
         """An empty directory for one store."""
-        root = self.directory / name
-        shutil.rmtree(root, ignore_errors=True)
-        return root
+        return cleared(self.directory / name)
 
-    def note(self, name: str, ours: float, theirs: float, count: int) -> None:
+    def note(self, name: str, ours_ms: float, theirs_ms: float, count: int) -> None:
         """Rates of both."""
-        rate = self.rounds.note(f"{name}_msg_s", count / ours)
-        their_rate = self.rounds.note(f"rocketmq_{name}_msg_s", count / theirs)
+        rate = self.rounds.note(f"{name}_msg_s", 1000 * count / ours_ms)
+        their_rate = self.rounds.note(f"rocketmq_{name}_msg_s", 1000 * count / theirs_ms)
         tell(f"  {name}: {rate:,.0f}/s, RocketMQ {their_rate:,.0f}/s")
 
-    def ours(self, flush: str, count: int, work: Callable[[EmbeddedStore, int], object]) -> float:
+    def ours(self, flush: Flush, count: int, work: Callable[[EmbeddedStore, int], object]) -> float:
         """`work` on a fresh store, a quarter of it not measured (as StoreBench's)."""
         store = open_store(self.fresh("ours"), flush, warm=True)
         try:
             work(store, count // 4)
-            return spend(lambda: work(store, count))
+            return call_ms(lambda: work(store, count), 1)
         finally:
             store.close()
 
@@ -232,15 +224,15 @@ class Bench:
         """A store that we wrote, read by both: a queue to its end, and by key."""
         count, queries = self.count // QUEUES, 2000
         theirs = self.written("rocketmq")
-        read_s = self.rocketmq.run("read", theirs, "async", count)
-        query_s = self.rocketmq.run("query", theirs, "async", queries, READ_ROWS)
+        read_ms = self.rocketmq.run("read", theirs, "async", count)
+        query_ms = self.rocketmq.run("query", theirs, "async", queries, READ_ROWS)
 
         store = EmbeddedStore(self.written("ours"), config=ASYNC)
         read(store, count // 4)
-        self.note("read", spend(lambda: read(store, count)), read_s, count)
+        self.note("read", call_ms(lambda: read(store, count), 1), read_ms, count)
         query(store, queries // 4, READ_ROWS)
-        ours_s = spend(partial(query, store, queries, READ_ROWS))
-        self.note("query", ours_s, query_s, queries)
+        ours_ms = call_ms(lambda: query(store, queries, READ_ROWS), 1)
+        self.note("query", ours_ms, query_ms, queries)
         store.close()
 
     def recoveries(self, counts: Sequence[int]) -> None:
@@ -261,7 +253,7 @@ class Bench:
             store = open_store(root, "async")
             append(store, count, min(count, 900))
             store.abandon()
-            ours = spend(lambda root=root: MessageStore.open(root, config=ASYNC).abandon())
+            ours = call_ms(lambda at=root: MessageStore.open(at, config=ASYNC).abandon(), 1)
             theirs = self.rocketmq.run("recover", root, "async", 0)
 
             # Now a store that RocketMQ wrote itself: it appends a quarter more than asked, and halts.
@@ -269,9 +261,9 @@ class Bench:
             self.rocketmq.run("append", own, "async", count * 4 // 5, min(count, 900))
             theirs_own = self.rocketmq.run("recover", own, "async", 0)
 
-            for peer, seconds in (("", ours), ("rocketmq_", theirs), ("rocketmq_own_", theirs_own)):
-                self.rounds.note(f"{peer}recover_{count}_ms", seconds * 1000)
-                tell(f"  {peer}recover_{count}: {seconds:.3f} s")
+            for peer, ms in (("", ours), ("rocketmq_", theirs), ("rocketmq_own_", theirs_own)):
+                self.rounds.note(f"{peer}recover_{count}_ms", ms)
+                tell(f"  {peer}recover_{count}: {ms:,.0f} ms")
 
 
 def measure(options: argparse.Namespace, rounds: Rounds) -> None:

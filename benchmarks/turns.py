@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.floors import Floor, Line, at_least
-from benchmarks.rounds import Rounds, Row, in_turn, lines_of, load, run, tell
+from benchmarks.floors import Floor, at_least
+from benchmarks.rounds import Rounds, Row, in_turn, load, run, tell
 
 ROOT = Path(__file__).resolve().parents[1]
 #: small messages were not gathered yet
@@ -87,32 +87,26 @@ def checked_out(commit: str) -> Iterator[Path]:
 def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     """Let both take turns. The one that begins changes from round to round."""
     tell(f"beside {options.commit}")
+    side = "before" if options.commit == BEFORE else "other"
     with checked_out(options.commit) as tree, contextlib.ExitStack() as workers:
         before = workers.enter_context(contextlib.closing(Worker(tree, options.directory)))
         now = workers.enter_context(contextlib.closing(Worker(ROOT, options.directory)))
         workers.enter_context(load(options.busy))
         for number in in_turn(3 if options.quick else options.rounds):
             for burst in BURSTS:
-                sides = [("_before", before), ("", now)]
-                for side, worker in sides if number % 2 else sides[::-1]:
-                    rounds.note(f"{burst}{side}_per_s", worker.run(burst, SECONDS))
-    if options.commit == BEFORE:
-        rounds.note("has_floors", 1)
+                sides = [(f"_{side}", before), ("", now)]
+                for end, worker in sides if number % 2 else sides[::-1]:
+                    rounds.note(f"{burst}{end}_per_s", worker.run(burst, SECONDS))
 
 
-def table(rounds: Rounds) -> list[Line]:
-    """The lines of the report. Floors are of the default commit."""
-    floored = "has_floors" in rounds.all()
-    return lines_of(
-        (
-            Row(what, f"{name}_per_s", f"{name}_before_per_s", "before", floor if floored else None)
-            for name, (what, floor) in BURSTS.items()
-        ),
-        rounds,
-    )
-
+#: floors are of the default commit
+ROWS = [
+    Row(what, f"{name}_per_s", f"{name}_{side}_per_s", side, floor if side == "before" else None)
+    for name, (what, floor) in BURSTS.items()
+    for side in ("before", "other")
+]
 
 if __name__ == "__main__":
     more: dict[str, dict[str, Any]] = {"--rounds": {"type": int, "default": ROUNDS}}
     more["commit"] = {"nargs": "?", "default": BEFORE, "metavar": "COMMIT"}
-    run(__doc__, measure, table, options=more)
+    run(__doc__, measure, ROWS, options=more)
