@@ -36,13 +36,6 @@ from raymq.cluster.bench.histogram import Histogram
 from raymq.cluster.bench.plan import BenchPlan
 from raymq.cluster.record.paths import ClusterPaths
 
-#: how long replicas may take to be equal, or to lead
-TIMEOUT_S = 60.0
-KILLS, QUICK_KILLS = 20, 5
-#: log bytes that an empty follower gets, GB
-LOG_GB, QUICK_LOG_GB = 2.0, 0.5
-#: how long one catch-up may take
-CATCH_UP_TIMEOUT_S = 180.0
 COPY_BLOCK_BYTES = 4 << 20
 #: copies with one sync per file of 1 GiB were measured slower than catch-ups, so they are not a limit
 COPY_SYNC_BYTES = 16 << 20
@@ -54,7 +47,7 @@ IDLE = f"idle, {IDLE_SHARDS} shards x {IDLE_REPLICAS}"
 BATCHES = BenchPlan(topic="t", queues=1, workers=1, in_flight=UNLIMITED, batch=LARGE[0])
 
 
-def wait_for(holds: Callable[[], bool], step_s: float = 0.01, timeout_s: float = TIMEOUT_S) -> None:
+def wait_for(holds: Callable[[], bool], step_s: float = 0.01, timeout_s: float = 60) -> None:
     """Wait until it holds. Raises: SystemExit after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
@@ -213,7 +206,7 @@ def catch_up_rate(cluster: raymq.Cluster, row: dict[str, Any], target: int) -> f
 
     with ThreadPoolExecutor(1) as pool:
         replacing = pool.submit(cluster.replace_replica, 0, row["replica"])
-        wait_for(lambda: look(replacing), 0.05, CATCH_UP_TIMEOUT_S)
+        wait_for(lambda: look(replacing), 0.05, 180)
         replacing.result()
     (began, had), (ended, has) = seen[0], seen[-1]
     return (min(has, target) - had) / (ended - began)
@@ -229,7 +222,7 @@ def follower_of(cluster: raymq.Cluster) -> tuple[dict[str, Any], dict[str, Any]]
 
 def measure_catch_up(cluster: raymq.Cluster, directory: Path, rounds: Rounds, quick: bool) -> None:
     """Rounds of a raw copy and a catch-up, and what a producer meets during another catch-up."""
-    fill(cluster, QUICK_LOG_GB if quick else LOG_GB)
+    fill(cluster, 0.5 if quick else 2)
     shard = ClusterPaths(directory / "replicate-three").replica(0, 0).parent
 
     def replace() -> None:
@@ -272,7 +265,7 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
                     rounds.note(f"{name}_1KiB_msg_s", stored_rate(cluster, count))
                     one_by_one = sent(cluster, 200 if quick else 1000)
                     rounds.note(f"{name}_ms", one_by_one.percentile_ms(50))
-        for _ in in_turn(QUICK_KILLS if quick else KILLS, "kill"):
+        for _ in in_turn(5 if quick else 20, "kill"):
             rounds.note("gap_ms", gap_ms(three))
         complete_replicas(three)
         rounds.note("restart_gap_ms", max(waits_beside_ms(three, three.rolling_restart)))

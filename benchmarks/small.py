@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,12 @@ from benchmarks.read import read_rate
 from benchmarks.rounds import ROUNDS, Rounds, Row, in_turn, lines_of, load, run
 from raymq.client.messages.columns import put_batch
 from raymq.cluster.bench.callers import Callers
+from raymq.cluster.bench.histogram import Histogram
 from raymq.cluster.bench.plan import BenchPlan, FixedSize, Keys
-from raymq.cluster.bench.run import Bench as LoadTest
 from raymq.store.records.keys import KEYS
 from raymq.store.records.properties import encode
 
 REDIS_PORT = 7391
-#: how often each round measures each kind of large batch
-KIND_TURNS = 4
 #: batches of 20 rows go over so many topics
 TOPICS = (1, 100, 1000)
 #: Python runs it at the start of a process. A loop that polls yields its core at each step, every few microseconds.
@@ -108,8 +107,6 @@ LOADS: dict[str, dict[str, BenchPlan]] = {
 PARTS = (*LOADS, "end-to-end", "objects")
 #: figure -> clients of Redis whose rate is measured right before it
 REDIS = {"1_threads": 1, "64_threads": 64, "64_futures": 64}
-#: messages a second
-RATES = (500, 2_000, 10_000)
 SIDES = ("commit_log", "satellites", "client")
 
 
@@ -160,13 +157,31 @@ class Bench:
             self.rounds.note(f"{name}_{side}_us", 1e6 * seconds / found.sends)
 
     def open_loop(self, rate: int) -> None:
-        """Messages at fixed times, from when each is due until a consumer in another process has it."""
-        options = {"warmup_s": 0.5, "duration_s": self.seconds, "rate": rate, "mode": "e2e"}
-        load = LoadTest(self.cluster, plan(1, 1, queues=1, **options), runner="processes")
-        outcome = load.run(verify=False)
-        if not outcome.sound:
-            raise SystemExit(f"messages were lost: {outcome.consumed}")
-        self.rounds.note_times(f"open_{rate}", outcome.round.series["receive"].latency)
+        """Messages at fixed times, from when each is due until a consumer has it."""
+        count, pad, latency = int(rate * self.seconds), bytes(BODY - 24), Histogram()
+        self.cluster.create_topic("one", queues=1)
+        with (
+            ThreadPoolExecutor(1) as pool,
+            self.cluster.producer() as producer,
+            self.cluster.consumer("one", start="latest") as consumer,
+        ):
+            consumer.poll(timeout=0.2)
+
+            def receive() -> None:
+                while latency.count < count and (
+                    found := consumer.poll(max_records=5000, timeout=30)
+                ):
+                    now = time.perf_counter()
+                    latency.record([1e6 * (now - float(each.body[:24])) for each in found])
+
+            received = pool.submit(receive)
+            begin = time.perf_counter()
+            for number in range(count):
+                due = begin + number / rate
+                time.sleep(max(0.0, due - time.perf_counter()))
+                producer.send("one", b"%024.6f" % due + pad)
+            received.result()
+        self.rounds.note_times(f"open_{rate}", latency)
 
     def send_objects(self) -> None:
         """Messages sent one by one: CPU of the caller's thread, which also encodes and writes its full batches."""
@@ -284,10 +299,10 @@ def measure_round(bench: Bench, directory: Path, parts: list[str]) -> None:
                     rounds.note(f"redis_beside_{name}_per_s", rate)
             bench.run(name, plan_)
     # By turns: their ratios are near 1, and the machine changes by more than that within a round.
-    for name, column in KIND_TURNS * list(KINDS.items()) if "batches" in parts else ():
+    for name, column in 4 * list(KINDS.items()) if "batches" in parts else ():
         bench.run(name, batches(900), tagged(column))
     if "end-to-end" in parts:
-        for rate in RATES:
+        for rate in (500, 2_000, 10_000):
             bench.open_loop(rate)
     if "objects" in parts:
         bench.send_objects()

@@ -29,9 +29,6 @@ from benchmarks.rounds import Rounds, Row, in_turn, load, run, tell
 
 PARTS = ("sink", "source", "data")
 QUEUES = 4
-#: a row has a key of some bytes and a value of so many
-VALUE_BYTES = 200
-CORES = 2
 #: topic of Kafka -> its options
 KAFKA_TOPICS = {"kafka": {}, "kafka_synced": {"flush.messages": "1"}}
 
@@ -47,13 +44,13 @@ class SparkBench(NamedTuple):
     rows: int
 
     def frame(self, rows: int) -> Any:
-        """Rows that cost Spark little to make."""
+        """Rows of about 210 bytes, which cost Spark little to make."""
         from pyspark.sql import functions as f
 
         number = f.col("id").cast("string")
         return self.spark.range(0, rows, 1, QUEUES).select(
             f.concat(f.lit("key-"), (f.col("id") % 1000).cast("string")).alias("key"),
-            f.rpad(number, VALUE_BYTES, "x").alias("value"),
+            f.rpad(number, 200, "x").alias("value"),
         )
 
     def write_kafka(self, topic: str, rows: int) -> None:
@@ -123,7 +120,7 @@ def run_spark(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
     jars = kafka.class_path("connector", options.directory)
     spark = local_session(
         "benchmark",
-        master=f"local[{CORES}]",
+        master="local[2]",
         configs={"spark.jars": jars.replace(":", ","), "spark.driver.memory": "2g"},
     )
     with (
