@@ -16,9 +16,6 @@ from raymq.cluster.deploy.owned_ray import free_ports
 from tests.support import oracle
 
 POMS = Path(__file__).parent / "java"
-START_S = 60.0
-#: Kafka's own default heap of a broker
-HEAP = "-Xmx1g"
 CONFIG = """
 process.roles=broker,controller
 node.id=1
@@ -84,7 +81,8 @@ def broker(directory: Path) -> Iterator[Broker]:
     cluster_id = found.run("kafka.tools.StorageTool", "random-uuid").splitlines()[-1]
     found.run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
 
-    words = [oracle.find("java"), HEAP, "-cp", jars, "kafka.Kafka", str(config)]
+    # Kafka's own default heap of a broker.
+    words = [oracle.find("java"), "-Xmx1g", "-cp", jars, "kafka.Kafka", str(config)]
     with (data / "output").open("w", encoding="utf-8") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output, env=dict(os.environ))
     try:
@@ -97,7 +95,7 @@ def broker(directory: Path) -> Iterator[Broker]:
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
-    until = time.monotonic() + START_S
+    until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return

@@ -75,9 +75,8 @@ def sustained(cluster: raymq.Cluster, directory: Path, gigabytes: float, rounds:
     """Write so much at full speed: rate of each tenth, memory before and after, the limit of fresh blocks."""
     rows, _ = LARGE
     tenth = max(1, int(gigabytes * 1e8 / batch_of(*LARGE).nbytes))
-    rounds.note(
-        "fresh_msg_s", limits.raw_limit(directory, BLOCK_BYTES, 10 * tenth, fresh=True) * rows
-    )
+    blocks_s = limits.raw_limit(directory, BLOCK_BYTES, 10 * tenth, fresh=True)
+    rounds.note("fresh_msg_s", blocks_s * rows)
     note_memory(cluster, rounds, "before_sustained")
 
     plan = BenchPlan(topic="t", queues=1, workers=1, in_flight=UNLIMITED, batch=rows)
@@ -144,9 +143,8 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
             note_memory(cluster, rounds, mode)
 
 
-RAW, BATCH, ONE = "raw_1KiB_msg_s", "single_1KiB_msg_s", "serial_p50_ms"
-EMBEDDED = "embedded_1KiB_msg_s"
-FRESH, KEPT = "fresh_msg_s", "after_sustained_commit_log_MB"
+RAW, EMBEDDED, BATCH = "raw_1KiB_msg_s", "embedded_1KiB_msg_s", "single_1KiB_msg_s"
+ONE, FRESH, KEPT = "serial_p50_ms", "fresh_msg_s", "after_sustained_commit_log_MB"
 ROWS = [
     Row("raw pwrite + fdatasync, 1,140 KiB blocks", RAW, remark="limit"),
     Row("embedded, 1 KiB x 1,024", EMBEDDED, RAW, "raw", at_least(0.25)),

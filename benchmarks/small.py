@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from benchmarks import limits
 from benchmarks.floors import Line, at_least, at_most
 from benchmarks.limits import BODY, cpu_s
 from benchmarks.read import read_rate
-from benchmarks.rounds import ROUNDS, Rounds, Row, in_turn, lines_of, load, run
+from benchmarks.rounds import ROUNDS, Rounds, Row, in_turn, lines_of, run
 from raymq.client.messages.columns import put_batch
 from raymq.cluster.bench.callers import Callers
 from raymq.cluster.bench.histogram import Histogram
@@ -158,7 +159,8 @@ class Bench:
 
     def open_loop(self, rate: int) -> None:
         """Messages at fixed times, from when each is due until a consumer has it."""
-        count, pad, latency = int(rate * self.seconds), bytes(BODY - 24), Histogram()
+        count, pad = int(rate * self.seconds), bytes(BODY - 24)
+        latency, times_us = Histogram(), list[float]()
         self.cluster.create_topic("one", queues=1)
         with (
             ThreadPoolExecutor(1) as pool,
@@ -168,19 +170,20 @@ class Bench:
             consumer.poll(timeout=0.2)
 
             def receive() -> None:
-                while latency.count < count and (
-                    found := consumer.poll(max_records=5000, timeout=30)
-                ):
-                    now = time.perf_counter()
-                    latency.record([1e6 * (now - float(each.body[:24])) for each in found])
+                poll = partial(consumer.poll, max_records=5000, timeout=30)
+                while len(times_us) < count and (found := poll()):
+                    for each in found:
+                        times_us.append(1e6 * (time.perf_counter() - float(each.body[:24])))
 
             received = pool.submit(receive)
             begin = time.perf_counter()
             for number in range(count):
                 due = begin + number / rate
-                time.sleep(max(0.0, due - time.perf_counter()))
+                if (left_s := due - time.perf_counter()) > 0:
+                    time.sleep(left_s)
                 producer.send("one", b"%024.6f" % due + pad)
             received.result()
+        latency.record(times_us)
         self.rounds.note_times(f"open_{rate}", latency)
 
     def send_objects(self) -> None:
@@ -314,13 +317,13 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     directory, parts, quick = options.directory, options.only, options.quick
     if options.busy:
         rounds.note("busy", 1)
-    with limits.started(directory, "small") as cluster, load(options.busy):
+    with limits.started(directory, "small") as cluster:
         bench = Bench(cluster, rounds, quick=quick)
         for _ in in_turn():
             measure_round(bench, directory, parts)
 
     if "waiting" in parts:
-        with counted(directory), limits.started(directory, "small") as cluster, load(options.busy):
+        with counted(directory), limits.started(directory, "small") as cluster:
             Bench(cluster, rounds, quick=quick).polling(directory)
 
 

@@ -25,7 +25,7 @@ from benchmarks import kafka
 from benchmarks.floors import at_least
 from benchmarks.limits import call_ms, sent, started
 from benchmarks.read import BATCH_ROWS, TOPIC, poll_batches, read_rate
-from benchmarks.rounds import Rounds, Row, in_turn, load, run, tell
+from benchmarks.rounds import Rounds, Row, in_turn, run, tell
 
 PARTS = ("sink", "source", "data")
 QUEUES = 4
@@ -126,7 +126,6 @@ def run_spark(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
     with (
         kafka.broker(options.directory / "kafka") as broker,
         started(options.directory, "spark") as cluster,
-        load(options.busy),
     ):
         for part in ("sink", "source"):
             cluster.create_topic(f"{part}-raymq", queues=QUEUES)
@@ -149,7 +148,7 @@ def run_data(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
     import ray
 
     count = -(-rows // BATCH_ROWS)
-    with started(options.directory, "data") as cluster, load(options.busy):
+    with started(options.directory, "data") as cluster:
         cluster.create_topic(TOPIC, queues=QUEUES)
         topic = {"topic": TOPIC, "queues": QUEUES, "api": "columns"}
         sent(cluster, count, 0, **topic, batch=BATCH_ROWS, in_flight=count)

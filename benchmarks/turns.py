@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.floors import Floor, at_least
-from benchmarks.rounds import Rounds, Row, in_turn, load, run, tell
+from benchmarks.rounds import Rounds, Row, in_turn, run, tell
 
 ROOT = Path(__file__).resolve().parents[1]
 #: small messages were not gathered yet
 BEFORE = "31cce810^"
 ROUNDS = 10
-SECONDS = 1.0
 #: burst -> what it is, and the floor of its ratio to BEFORE
 BURSTS: dict[str, tuple[str, Floor | None]] = {
     "one_thread": ("one thread", None),
@@ -91,12 +90,11 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     with checked_out(options.commit) as tree, contextlib.ExitStack() as workers:
         before = workers.enter_context(contextlib.closing(Worker(tree, options.directory)))
         now = workers.enter_context(contextlib.closing(Worker(ROOT, options.directory)))
-        workers.enter_context(load(options.busy))
         for number in in_turn(3 if options.quick else options.rounds):
             for burst in BURSTS:
                 sides = [(f"_{side}", before), ("", now)]
                 for end, worker in sides if number % 2 else sides[::-1]:
-                    rounds.note(f"{burst}{end}_per_s", worker.run(burst, SECONDS))
+                    rounds.note(f"{burst}{end}_per_s", worker.run(burst, 1.0))
 
 
 #: floors are of the default commit
