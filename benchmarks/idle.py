@@ -67,15 +67,14 @@ def note(rounds: Rounds, name: str, pids: list[int], seconds: float, shards: int
 
 #: figure -> (its name in the table, shards, replicas)
 CLUSTERS = {"four": ("4 shards", 4, 1), "mirror": ("1 shard, 2 replicas", 1, 2)}
-BARE = "bare actors"
 ROWS = []
 for name, (what, _, _) in CLUSTERS.items():
-    memory, cpu = (f"{name}{{}}_{figure}" for figure in ("memory_MB", "cpu_percent"))
+    memory, cpu, bare_cpu = f"{name}_memory_MB", f"{name}_cpu_percent", f"{name}_bare_cpu_percent"
     ROWS += [
         Row(f"{what}: processes", f"{name}_processes"),
-        Row("  memory", memory.format(""), memory.format("_bare"), BARE),
-        Row("  CPU of a core per shard, bare actors", cpu.format("_bare")),
-        Row("  CPU of a core per shard", cpu.format(""), cpu.format("_bare"), BARE, at_most(2)),
+        Row("  memory", memory, f"{name}_bare_memory_MB", "bare actors"),
+        Row("  bare actors, CPU of a core per shard", bare_cpu),
+        Row(f"{what}, CPU of a core per shard", cpu, bare_cpu, "bare actors", at_most(2)),
     ]
 
 

@@ -1,9 +1,9 @@
 """How fast are durable puts? `python -m benchmarks.put [--quick] [--check] [--sustained-gb 10] [--json FILE]`
 
 Every figure is a median of three rounds. Its limit is a raw pwrite + fdatasync of equal blocks into pre-written
-blocks, or a Flight echo. A round measures a figure right after its limit, and a ratio is the median
-of the rounds' ratios. Read the ratios: shared machines become faster and slower within seconds. Only the mirror, which
-is a cluster of its own, is measured after all rounds of the single shard.
+blocks, or a Flight echo. A round measures a figure right after its limit, and a ratio is the median of the rounds'
+ratios. Read the ratios: shared machines become faster and slower within seconds. Only the mirror, which is a cluster of
+its own, is measured after all rounds of the single shard.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
 
 
 RAW, EMBEDDED, BATCH = "raw_1KiB_msg_s", "embedded_1KiB_msg_s", "single_1KiB_msg_s"
-ONE, FRESH, KEPT = "serial_p50_ms", "fresh_msg_s", "after_sustained_commit_log_MB"
+SMALLEST, ONE = "embedded_100B_msg_s", "serial_p50_ms"
+FRESH, KEPT = "fresh_msg_s", "after_sustained_commit_log_MB"
 ROWS = [
     Row("raw pwrite + fdatasync, 1,140 KiB blocks", RAW, remark="limit"),
     Row("embedded, 1 KiB x 1,024", EMBEDDED, RAW, "raw", at_least(0.25)),
@@ -152,15 +153,15 @@ ROWS = [
     Row("  by send_batch", "send_batch_1KiB_msg_s", BATCH, "the internal road", at_least(0.8)),
     Row("  by Producer.send, one object a message", "send_1KiB_msg_s"),
     Row("mirror", "mirror_1KiB_msg_s", BATCH, "single", at_least(0.4)),
-    Row("embedded, 100 B x 8,192", "embedded_100B_msg_s"),
-    Row("through Flight", "single_100B_msg_s", "embedded_100B_msg_s", "embedded", at_least(0.6)),
+    Row("embedded, 100 B x 8,192", SMALLEST),
+    Row("through Flight, 100 B", "single_100B_msg_s", SMALLEST, "embedded", at_least(0.6)),
     Row("Flight echo that syncs 1 KiB", "echo_that_syncs_ms", remark="limit"),
     Row("one message at a time, p50 (p99)", ONE, "echo_that_syncs_ms", "that", at_most(3)),
-    Row("  by Producer.send", "send_p50_ms", ONE, "the internal road", at_most(1.5)),
-    *(Row(f"messages per fsync, {n} producers", f"msgs_per_fsync_{n}") for n in PRODUCERS[:-1]),
-    Row("  64", "msgs_per_fsync_64", "msgs_per_fsync_1", "one producer", at_least(1.5)),
+    Row("one message by Producer.send", "send_p50_ms", ONE, "the internal road", at_most(1.5)),
+    *(Row(f"messages per fsync, producers: {n}", f"msgs_per_fsync_{n}") for n in PRODUCERS[:-1]),
+    Row("messages per fsync, 64", "msgs_per_fsync_64", "msgs_per_fsync_1", "one", at_least(1.5)),
     Row("memory without file pages, CommitLog", "single_commit_log_MB", floor=at_most(150)),
-    Row("  the largest of the others", "single_largest_other_MB", floor=at_most(75)),
+    Row("memory, the largest of the others", "single_largest_other_MB", floor=at_most(75)),
     Row("  CommitLog of the mirror", "mirror_commit_log_MB"),
     Row("raw into fresh blocks, as many", FRESH, remark="limit"),
     Row("sustained, median of the tenths", "sustained_msg_s", FRESH, "fresh"),

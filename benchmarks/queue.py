@@ -126,7 +126,7 @@ for size in SIZES:
     twice, most = (at_least(2), at_least(0.7)) if size != SIZES[-1] else (None, None)
     ROWS += [
         Row(f"put_nowait_batch of {size:,}", puts, f"ray_{puts}", RAY),
-        Row("  with linger", linger, f"ray_{puts}", RAY, twice),
+        Row(f"put_nowait_batch of {size:,} with linger", linger, f"ray_{puts}", RAY, twice),
         Row(f"get_nowait_batch of {size:,}", gets, f"ray_{gets}", RAY, most),
     ]
 

@@ -290,7 +290,7 @@ def table(rounds: Rounds) -> list[Line]:
             ),
             Row("  one message", "three_ms", "one_ms", "one", at_most(2)),
             Row(f"  {len(gaps)} leaders killed, writes back", "gap_ms", floor=at_most(2000)),
-            Row("    at worst", "worst_gap_ms", floor=at_most(5000)),
+            Row("  leaders killed, at worst", "worst_gap_ms", floor=at_most(5000)),
             Row("  all replicas restarted, longest wait", "restart_gap_ms", floor=at_most(1000)),
             Row(
                 "  catch-up of an empty follower",

@@ -339,7 +339,7 @@ LIMITS = [
 ]
 FLOORS = [
     Row("one by one, p50 (p99)", P50, SYNCED, "an echo that syncs"),
-    Row("  CPU of all processes", CPU, floor=at_most(700)),
+    Row("one by one, CPU of all processes", CPU, floor=at_most(700)),
     Row("  beside it", CPU, USED, "an echo that syncs"),
     Row("64 threads", WAITING, f"redis_beside_{WAITING}", "Redis", at_least(0.5)),
     Row("64 in flight", FUTURES, f"redis_beside_{FUTURES}", "Redis", at_least(0.6)),
@@ -349,7 +349,7 @@ FLOORS = [
     Row("a batch of 900 rows with tag and KEYS", INDEX_KEY, PLAIN, "without", at_least(0.9)),
     Row("end to end at 500 msg/s, p50 (p99)", "open_500_p50_ms"),
     Row("end to end at 2,000 msg/s, p50 (p99)", "open_2000_p50_ms", floor=at_most(3)),
-    Row("  p99", "open_2000_p99_ms", floor=at_most(20)),
+    Row("end to end at 2,000 msg/s, p99", "open_2000_p99_ms", floor=at_most(20)),
     Row("end to end at 10,000 msg/s, p50 (p99)", "open_10000_p50_ms", floor=at_most(10)),
     Row("batches of 20 rows over 100 topics", MANY_TOPICS, FEW, "one topic", at_least(0.8)),
     Row("send, caller's thread, a message", "send_us", floor=at_most(3)),
