@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 
@@ -22,14 +22,8 @@ class Floor(NamedTuple):
         return f"{'>=' if self.least else '<='} {self.bound:,g}"
 
 
-def at_least(bound: float) -> Floor:
-    """A floor for a figure that should be large."""
-    return Floor(bound, True)
-
-
-def at_most(bound: float) -> Floor:
-    """A floor for a figure that should be small."""
-    return Floor(bound, False)
+#: floors for a figure that should be large, and for one that should be small
+at_least, at_most = partial(Floor, least=True), partial(Floor, least=False)
 
 
 class Line(NamedTuple):
@@ -56,13 +50,6 @@ class Line(NamedTuple):
         if self.floor is None:
             return self.remark
         return f"{self.floor}  {'MISSED' if self.missed else 'holds'}"
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add `--check`."""
-    parser.add_argument(
-        "--check", action="store_true", help="exit with 1 when a floor is missed, naming it"
-    )
 
 
 def report(lines: Sequence[Line], *, check: bool, title: str = "") -> int:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks.limits import cleared
+from raymq.cluster.deploy.owned_ray import free_ports
 from tests.support import oracle
 
 POMS = Path(__file__).parent / "java"
-START_S = 60.0
-#: Kafka's own default heap of a broker
-HEAP = "-Xmx1g"
 CONFIG = """
 process.roles=broker,controller
 node.id=1
@@ -46,21 +45,15 @@ def class_path(name: str, cache: Path) -> str:
     return listed.read_text(encoding="utf-8").strip()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-class Broker:
+class Broker(NamedTuple):
     """A running broker. Made by `broker`."""
 
-    def __init__(self, jars: str, address: str) -> None:
-        self._jars = jars
-        self.address = address
+    jars: str
+    address: str
 
     def run(self, program: str, *words: str) -> str:
         """Run a program of Kafka's. Returns: what it printed."""
-        command = [oracle.find("java"), "-cp", self._jars, program, *words]
+        command = [oracle.find("java"), "-cp", self.jars, program, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         return done.stdout.strip()
 
@@ -72,29 +65,24 @@ class Broker:
             words += ["--config", f"{option}={value}"]
         self.run("org.apache.kafka.tools.TopicCommand", *words)
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic."""
-        words = ["--bootstrap-server", self.address, "--delete", "--topic", name]
-        self.run("org.apache.kafka.tools.TopicCommand", *words)
-
 
 @contextlib.contextmanager
 def broker(directory: Path) -> Iterator[Broker]:
     """A broker with its log in `directory`, ended on exit. Raises: oracle.Missing without Java, Maven or jars."""
     directory.mkdir(parents=True, exist_ok=True)
     jars = class_path("kafka", directory)
-    data = directory / "data"
-    shutil.rmtree(data, ignore_errors=True)
+    data = cleared(directory / "data")
     data.mkdir()
 
-    port = _free_port()
+    port, controller = free_ports(2)
     config = data / "server.properties"
-    config.write_text(CONFIG.format(port=port, controller=_free_port(), logs=data / "log"))
+    config.write_text(CONFIG.format(port=port, controller=controller, logs=data / "log"))
     found = Broker(jars, f"127.0.0.1:{port}")
     cluster_id = found.run("kafka.tools.StorageTool", "random-uuid").splitlines()[-1]
     found.run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
 
-    words = [oracle.find("java"), HEAP, "-cp", jars, "kafka.Kafka", str(config)]
+    # Kafka's own default heap of a broker.
+    words = [oracle.find("java"), "-Xmx1g", "-cp", jars, "kafka.Kafka", str(config)]
     with (data / "output").open("w", encoding="utf-8") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output, env=dict(os.environ))
     try:
@@ -103,11 +91,11 @@ def broker(directory: Path) -> Iterator[Broker]:
     finally:
         process.kill()
         process.wait()
-        shutil.rmtree(data, ignore_errors=True)
+        cleared(data)
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
-    until = time.monotonic() + START_S
+    until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return

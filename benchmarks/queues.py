@@ -14,16 +14,15 @@ import argparse
 import json
 import os
 import resource
-import shutil
-import statistics
-import subprocess
 import sys
 import time
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
-from benchmarks import floors
-from benchmarks.floors import Line, at_most
+from benchmarks.floors import at_most
+from benchmarks.limits import cleared, output_of
+from benchmarks.rounds import Rounds, Row, in_turn, run
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from tests.support.batches import request
@@ -34,56 +33,33 @@ QUEUES_FEW = 10
 #: queues of one topic
 TOPIC_QUEUES = 100
 DESCRIPTORS = 1024
-DISK_BYTES_MAX = 1_000_000_000
-RATIO_MAX = 3.0
 ROUNDS = 5
-Queue = tuple[str, int]
 
 
-def queues_of(count: int) -> list[Queue]:
+def queues_of(count: int) -> list[tuple[str, int]]:
     """Names of so many queues."""
     return [(f"topic{at // TOPIC_QUEUES}", at % TOPIC_QUEUES) for at in range(count)]
 
 
-def descriptors() -> int:
-    """Descriptors of this process."""
-    return len(os.listdir("/proc/self/fd"))
-
-
-def write(root: Path, queues: int, puts: int) -> dict[str, Any]:
+def write(root: Path, queues: int, puts: int) -> None:
     """Put to each queue in turn, as in a process that dies then."""
     store = MessageStore.open(root, config=StoreConfig())
     names = queues_of(queues)
     for topic in sorted({topic for topic, _ in names}):
         store.topics.create(topic, sum(each == topic for each, _ in names), [0])
 
-    begin = time.perf_counter()
     for at in range(puts):
         topic, queue = names[at % queues]
         store.put(request([b"x" * 100] * MESSAGES, topic=topic, queue=queue))
-    put_s = time.perf_counter() - begin
-
-    begin = time.perf_counter()
     confirm(store)
-    dispatch_s = time.perf_counter() - begin
-
-    begin = time.perf_counter()
     store.sync_queues()
-
-    return {
-        "put_us": put_s / puts * 1e6,
-        "dispatch_us": dispatch_s / puts * 1e6,
-        "sync_s": time.perf_counter() - begin,
-        "descriptors": descriptors(),
-    }
 
 
 def start(root: Path) -> dict[str, Any]:
     """Open the store of a process that died."""
     begin = time.perf_counter()
     store = MessageStore.open(root, config=StoreConfig())
-    seconds = time.perf_counter() - begin
-    return {"open_s": seconds, "crashed": store.log.crashed, "descriptors": descriptors()}
+    return {"open_s": time.perf_counter() - begin, "crashed": store.log.crashed}
 
 
 def use(root: Path, queues: int, messages: int) -> dict[str, Any]:
@@ -99,14 +75,13 @@ def use(root: Path, queues: int, messages: int) -> dict[str, Any]:
             raise ValueError(f"queue {queue} of {topic} has [{low}, {found}), not {messages}")
         store.put(request([b"y"], topic=topic, queue=queue))
     confirm(store)
-    return {"descriptors": descriptors()}
+    return {"descriptors": len(os.listdir("/proc/self/fd"))}
 
 
 def in_process(*words: object) -> dict[str, Any]:
     """A step above in a process of its own, which dies after it."""
     command = [sys.executable, "-m", "benchmarks.queues", "--step", *map(str, words)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(output_of(command))
     return found
 
 
@@ -123,79 +98,36 @@ def step(words: list[str]) -> None:
 
 def disk_bytes(root: Path) -> int:
     """The size of a store's files without its commit log."""
-    done = subprocess.run(
-        ["du", "--block-size=1", "--summarize", "--exclude=commitlog", str(root)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout.split()[0])
+    words = ["du", "--block-size=1", "--summarize", "--exclude=commitlog", str(root)]
+    return int(output_of(words).split()[0])
 
 
-def measure(directory: Path, queues: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     """Both stores."""
-    many, few = directory / "many", directory / "few"
-    facts: dict[str, Any] = {"queues": queues, "messages": queues * MESSAGES}
-    facts["many"] = in_process("write", many, queues, queues)
-    facts["few"] = in_process("write", few, QUEUES_FEW, queues)
-    facts["disk_bytes"] = disk_bytes(many)
-    starts: dict[Path, list[float]] = {many: [], few: []}
-    for _ in range(ROUNDS):
-        for root, seconds in starts.items():
-            seconds.append(in_process("start", root)["open_s"])
-    facts["many"]["open_s"] = statistics.median(starts[many])
-    facts["few"]["open_s"] = statistics.median(starts[few])
-    facts["ratio"] = facts["many"]["open_s"] / facts["few"]["open_s"]
-    facts["many"] |= in_process("use", many, queues, MESSAGES)
-    return facts
-
-
-def table(facts: dict[str, Any]) -> list[Line]:
-    """The figures of both stores, and the floors."""
-    lines = []
-    for name in ("many", "few"):
-        found = facts[name]
-        for what, figure in (
-            ("a put", f"{found['put_us']:.0f} us"),
-            ("to dispatch one", f"{found['dispatch_us']:.0f} us"),
-            ("to sync all", f"{found['sync_s']:.2f} s"),
-            ("descriptors", f"{found['descriptors']}"),
-        ):
-            lines.append(Line(f"{name} queues: {what}", figure))
-
-    disk_mb, ratio = facts["disk_bytes"] / 1e6, facts["ratio"]
-    floor = at_most(DISK_BYTES_MAX / 1e6)
-    lines.append(Line("many queues: disk", f"{disk_mb:.0f} MB", "", floor, disk_mb))
-    start_s, few_s = facts["many"]["open_s"], facts["few"]["open_s"]
-    beside = f"{ratio:.2f} x the {few_s:.3f} s of few"
-    lines.append(Line("many queues: start", f"{start_s:.3f} s", beside, at_most(RATIO_MAX), ratio))
-    return lines
-
-
-def main() -> int:
-    """The command line. Returns: the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--queues", type=int, default=10_000)
-    parser.add_argument("--json", type=Path, help="write the figures into this file, too")
-    parser.add_argument("--dir", type=Path, default=Path("bench-queues"), help="made and removed")
-    parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
-    floors.options(parser)
-    options = parser.parse_args()
-
     if options.step:
         step(options.step)
 
-    shutil.rmtree(options.dir, ignore_errors=True)
+    directory, queues = cleared(options.directory / "queues"), options.queues
     try:
-        facts = measure(options.dir.absolute(), options.queues)
+        for name, count in (("many", queues), ("few", QUEUES_FEW)):
+            in_process("write", directory / name, count, queues)
+        rounds.note("many_disk_MB", disk_bytes(directory / "many") / 1e6)
+        for _ in in_turn(ROUNDS, "start"):
+            for name in ("many", "few"):
+                rounds.note(f"{name}_open_s", in_process("start", directory / name)["open_s"])
+        found = in_process("use", directory / "many", queues, MESSAGES)
+        rounds.note("many_descriptors", found["descriptors"])
     finally:
-        shutil.rmtree(options.dir, ignore_errors=True)
+        cleared(directory)
 
-    if options.json:
-        options.json.write_text(json.dumps(facts, indent=2) + "\n")
 
-    return floors.report(table(facts), check=options.check)
-
+ROWS = [
+    Row("many queues: descriptors", "many_descriptors"),
+    Row("many queues: disk", "many_disk_MB", floor=at_most(1000)),
+    Row("few queues: start", "few_open_s"),
+    Row("many queues: start", "many_open_s", "few_open_s", "few", at_most(3)),
+]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    more: dict[str, dict[str, Any]] = {"--queues": {"type": int, "default": 10_000}}
+    run(__doc__, measure, ROWS, options={**more, "--step": {"nargs": "+", "help": SUPPRESS}})

@@ -11,54 +11,48 @@ leaves two hundredths for the noise of shared machines.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import raymq
-from benchmarks import floors
-from benchmarks.floors import Line, at_least
-from benchmarks.put import Rounds, batch_of
+from benchmarks.floors import at_least
+from benchmarks.limits import BODY, sent, started
+from benchmarks.rounds import Rounds, Row, in_turn, run
 from raymq.client.consume import shard_reader
 
 ROUNDS = 7
-BODY = 1024
-ROWS = 900
+BATCH_ROWS = 900
 TOPIC = "backlog"
 
 
-def fill(cluster: raymq.Cluster, count: int) -> None:
-    """Send so many batches."""
-    cluster.create_topic(TOPIC, queues=1)
-    data = batch_of(ROWS, BODY).select(["body"])
-    with cluster.producer() as producer:
-        for _ in range(count):
-            producer.send_batch(TOPIC, data, queue_id=0)
+def poll_batches(consumer: raymq.Consumer) -> int:
+    """Read the next batch."""
+    return consumer.poll_batch(timeout=10).num_rows
 
 
-def batch_rate(cluster: raymq.Cluster, messages: int) -> float:
-    """Messages a second by `poll_batch`."""
-    with cluster.consumer(TOPIC, start="earliest") as consumer:
+def poll_objects(consumer: raymq.Consumer) -> int:
+    """Read messages, and look at their bodies."""
+    messages = consumer.poll(max_records=500, timeout=10)
+    for message in messages:
+        len(message.body)
+    return len(messages)
+
+
+def read_rate(
+    cluster: raymq.Cluster,
+    messages: int,
+    poll: Callable[[raymq.Consumer], int],
+    topic: str = TOPIC,
+) -> float:
+    """Messages a second."""
+    with cluster.consumer(topic, start="earliest") as consumer:
         # The first answer opens the stream.
-        read = consumer.poll_batch(timeout=10).num_rows
-        first, begin = read, time.perf_counter()
+        read = first = poll(consumer)
+        begin = time.perf_counter()
         while read < messages:
-            read += consumer.poll_batch(timeout=10).num_rows
-        return (read - first) / (time.perf_counter() - begin)
-
-
-def object_rate(cluster: raymq.Cluster, messages: int) -> float:
-    """Messages a second by `poll`, whose bodies are looked at."""
-    with cluster.consumer(TOPIC, start="earliest") as consumer:
-        read = len(consumer.poll(max_records=500, timeout=10))
-        first, begin = read, time.perf_counter()
-        while read < messages:
-            for message in consumer.poll(max_records=500, timeout=10):
-                read += 1
-                len(message.body)
+            read += poll(consumer)
         return (read - first) / (time.perf_counter() - begin)
 
 
@@ -74,67 +68,28 @@ def file_rate(directory: Path, messages: int) -> float:
     return messages / (time.perf_counter() - begin)
 
 
-def measure(cluster: raymq.Cluster, directory: Path, messages: int, rounds: Rounds) -> None:
-    """One round: each figure once, with the comparison of CRCs and without."""
-    rounds.note("file_msg_s", file_rate(directory, messages))
-    for name, rate in (("batches", batch_rate), ("objects", object_rate)):
-        rounds.note(f"{name}_msg_s", rate(cluster, messages))
-        with patch.object(shard_reader, "verify_slices", lambda found, *_: found):
-            rounds.note(f"{name}_unchecked_msg_s", rate(cluster, messages))
+def measure(options: argparse.Namespace, rounds: Rounds) -> None:
+    """Each round has each figure once, with the comparison of CRCs and without."""
+    count = 100 if options.quick else 400
+    messages = count * BATCH_ROWS
+    with started(options.directory, "read") as cluster:
+        cluster.create_topic(TOPIC, queues=1)
+        sent(cluster, count, 0, api="columns", topic=TOPIC, batch=BATCH_ROWS, in_flight=count)
+        read_rate(cluster, messages, poll_batches)
+        for _ in in_turn(ROUNDS):
+            rounds.note("file_msg_s", file_rate(options.directory / "read", messages))
+            for name, poll in (("batches", poll_batches), ("objects", poll_objects)):
+                rounds.note(f"{name}_msg_s", read_rate(cluster, messages, poll))
+                with patch.object(shard_reader, "verify_slices", lambda found, *_: found):
+                    rounds.note(f"{name}_unchecked_msg_s", read_rate(cluster, messages, poll))
 
 
-def run(directory: Path, *, quick: bool) -> Rounds:
-    """All rounds."""
-    rounds = Rounds()
-    count = 100 if quick else 400
-    data = directory / "read"
-    shutil.rmtree(data, ignore_errors=True)
-    with raymq.start(data, name="bench-read") as cluster:
-        fill(cluster, count)
-        batch_rate(cluster, count * ROWS)
-        for number in range(ROUNDS):
-            print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-            measure(cluster, data, count * ROWS, rounds)
-    shutil.rmtree(data, ignore_errors=True)
-    return rounds
-
-
-def table(rounds: Rounds) -> list[Line]:
-    """The figures, with their limits and floors."""
-    lines = []
-    limit = rounds.median("file_msg_s")
-    lines.append(Line("plain read of the files", f"{limit:,.0f} msg/s", remark="limit"))
-    for name in ("batches", "objects"):
-        share = rounds.ratio(f"{name}_msg_s", "file_msg_s")
-        checked = rounds.ratio(f"{name}_msg_s", f"{name}_unchecked_msg_s")
-        figure = f"{rounds.median(f'{name}_msg_s'):,.0f} msg/s"
-        lines += [
-            Line(f"catch-up read of {name}", figure, f"{share:.2f} of the plain read"),
-            Line(
-                f"catch-up read of {name}, CRCs compared",
-                f"{checked:.2f} of without",
-                "",
-                at_least(0.83),
-                checked,
-            ),
-        ]
-    return lines
-
-
-def main() -> None:
-    """Measure, print, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a shorter backlog")
-    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    floors.options(parser)
-    options = parser.parse_args()
-    options.directory.mkdir(parents=True, exist_ok=True)
-    rounds = run(options.directory, quick=options.quick)
-    if options.json:
-        options.json.write_text(json.dumps(rounds.all(), indent=1))
-    sys.exit(floors.report(table(rounds), check=options.check))
-
+FILE = "file_msg_s"
+ROWS = [Row("plain read of the files", FILE, remark="limit")]
+for kind in ("batches", "objects"):
+    what, name, unchecked = f"read of {kind}", f"{kind}_msg_s", f"{kind}_unchecked_msg_s"
+    ROWS.append(Row(what, name, FILE, "the plain read"))
+    ROWS.append(Row(f"{what}, CRCs compared", name, unchecked, "without", at_least(0.83)))
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, ROWS)

@@ -1,10 +1,10 @@
 """What do small messages cost? `python -m benchmarks.small [--quick] [--check] [--busy] [--only PART] [--json FILE]`
 
 It measures producers that wait for each receipt, producers with some messages in flight, small batches, and messages
-on their way to a consumer at fixed rates. Small batches also go over up to 1,000 topics and to clusters of up to 4
-shards. All messages are durable before their receipts, with the default options. The limits are a Flight echo and an
-fdatasync, measured in the same round. The peer is Redis 7 with `appendfsync always` and XADD, driven by its own C
-client `redis-benchmark` right before the figure that is compared with it, if `redis-server` is installed.
+on their way to a consumer at fixed rates. Small batches also go over up to 1,000 topics. All messages are durable
+before their receipts, with the default options. The limits are a Flight echo and an fdatasync, measured in the same
+round. The peer is Redis 7 with `appendfsync always` and XADD, driven by its own C client `redis-benchmark` right before
+the figure that is compared with it, if `redis-server` is installed.
 
 Each figure is a median of three rounds, a ratio the median of the rounds' ratios. `--busy` runs a process that computes
 on each core at the same time. CPU times are of CommitLog, its satellites and this process, per message or per batch.
@@ -15,56 +15,35 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import shutil
-import statistics
 import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
-import ray
 
 import raymq
-from benchmarks import floors, machine_load
+from benchmarks import limits
 from benchmarks.floors import Line, at_least, at_most
-from benchmarks.machine_load import load
-from benchmarks.put import (
-    ROUNDS,
-    Rounds,
-    await_prewritten,
-    batch_of,
-    cpu_s,
-    echo_that_syncs,
-    flight_echo,
-    percentile,
-    pin,
-    raw_limit,
-)
+from benchmarks.limits import BODY, cpu_s
+from benchmarks.read import read_rate
+from benchmarks.rounds import ROUNDS, Rounds, Row, in_turn, lines_of, run
 from raymq.client.messages.columns import put_batch
-from raymq.client.produce.batch_sender import BatchSender
-from raymq.client.transport.routes import Routes
+from raymq.cluster.bench.callers import Callers
+from raymq.cluster.bench.histogram import Histogram
+from raymq.cluster.bench.plan import BenchPlan, FixedSize, Keys
 from raymq.store.records.keys import KEYS
 from raymq.store.records.properties import encode
 
-PARTS = ("waiting", "in-flight", "batches", "end-to-end", "topics", "objects", "methods", "shards")
-BODY = 1024
-#: a record with a body of 1 KiB
-RECORD_BYTES = 1150
 REDIS_PORT = 7391
-#: batches of `batches` that are under way
-UNDER_WAY = 16
-#: how often each round measures each kind of large batch
-KIND_TURNS = 4
 #: batches of 20 rows go over so many topics
 TOPICS = (1, 100, 1000)
-SHARDS = (1, 2, 4)
 #: Python runs it at the start of a process. A loop that polls yields its core at each step, every few microseconds.
 #: The CPU time between two yields that follow each other so closely is that of one step
 COUNT_POLLING = """
@@ -87,270 +66,182 @@ def sched_yield():
 os.sched_yield = sched_yield
 """
 
-#: threads that wake each other in a ring: no producer can answer so many callers faster
-WAKE_EACH_OTHER = """
-import sys, threading, time
-locks = [threading.Lock() for _ in range(int(sys.argv[1]))]
-woken = 0
-def work(number):
-    global woken
-    mine, after = locks[number], locks[(number + 1) % len(locks)]
-    while True:
-        mine.acquire()
-        woken += 1
-        after.release()
-for number, lock in enumerate(locks):
-    lock.acquire()
-    threading.Thread(target=work, args=(number,), daemon=True).start()
-begin = time.perf_counter()
-locks[0].release()
-time.sleep(float(sys.argv[2]))
-print(woken / (time.perf_counter() - begin))
-"""
+
+def plan(callers: int, in_flight: int, topics: int = 1, queues: int = 4, **more: Any) -> BenchPlan:
+    """Single messages of 1 KiB over topics of so many queues, unless the options say something else."""
+    options = {"api": "messages", "batch": 1, "topics": topics, "queues": queues, **more}
+    topic = f"small-{topics}-{queues}"
+    return BenchPlan(topic=topic, workers=callers, in_flight=in_flight, **options)
 
 
-class Spent(NamedTuple):
-    """CPU seconds of the processes that a message passes."""
+def batches(rows: int, topics: int = 1) -> BenchPlan:
+    """Batches of which 16 have no receipt yet. Figures are per batch."""
+    return plan(1, 16, topics, api="batches", batch=rows)
 
-    commit_log: float
-    satellites: float
-    client: float
 
-    def since(self, before: Spent) -> Spent:
-        """The difference."""
-        return Spent(*(now - then for now, then in zip(self, before, strict=True)))
+KEYED = {"keys": Keys(1_000_000)}
+#: the threads of this program stay on one core. The cluster, which runs already, keeps all cores
+ON_ONE_CORE = "64_threads_of_a_program_on_one_core"
+#: large batches with a tag, and with a key of its own in each row -> its column. "key" decides the queue. "properties"
+#: has KEYS, by which a message is found
+KINDS = {"batch_900": "", "batch_900_tag_and_key": "key", "batch_900_tag_and_KEYS": "properties"}
+#: part -> figure -> its plan
+LOADS: dict[str, dict[str, BenchPlan]] = {
+    "waiting": {
+        **{f"{count}_threads": plan(count, 1) for count in (1, 4, 16, 64, 256)},
+        **{f"64_threads_keyed_{n}_queues": plan(64, 1, 1, n, **KEYED) for n in (4, 64)},
+        ON_ONE_CORE: plan(64, 1),
+    },
+    "in-flight": {
+        "64_futures": plan(1, 64),
+        "64_futures_100B": plan(1, 64, size=FixedSize(100)),
+        "1000_futures": plan(1, 1000),
+        **{f"64_futures_keyed_{n}_queues": plan(1, 64, 1, n, **KEYED) for n in (1, 4, 64)},
+        **{f"{count}_tasks": plan(count, 1, api="tasks") for count in (64, 1000)},
+    },
+    "batches": {f"batch_{rows}": batches(rows) for rows in (1, 20, 100)},
+    "topics": {
+        **{f"batch_20_over_{count}_topics": batches(20, count) for count in TOPICS},
+        "64_threads_over_100_topics": plan(64, 1, 100),
+    },
+}
+PARTS = (*LOADS, "end-to-end", "objects")
+#: figure -> clients of Redis whose rate is measured right before it
+REDIS = {"1_threads": 1, "64_threads": 64, "64_futures": 64}
+SIDES = ("commit_log", "satellites", "client")
 
-    def each(self, count: int) -> str:
-        """Microseconds of each process for one of `count`."""
-        names = ("CommitLog", "satellites", "client")
-        return ", ".join(
-            f"{name} {1e6 * seconds / max(count, 1):.0f}"
-            for name, seconds in zip(names, self, strict=True)
-        )
+
+def tagged(column: str) -> pa.RecordBatch | None:
+    """The rows of KINDS; None: without tag and keys."""
+    if not column:
+        return None
+    keys = [b"k%d" % row for row in range(900)]
+    if column == "properties":
+        keys = [encode({KEYS: key.decode()}) for key in keys]
+    data = {"body": limits.batch_of(900, BODY)["body"], "tag": pa.repeat("tag", 900)}
+    return put_batch(pa.table({**data, column: pa.array(keys, pa.binary())}), now_ms=1)[0]
 
 
 class Bench:
     """A running cluster, the rounds' figures, and the processes of the shards."""
 
-    def __init__(
-        self, cluster: raymq.Cluster, rounds: Rounds, cpu: dict[str, str], *, seconds: float
-    ) -> None:
-        """Args: `cpu`: takes the CPU times of the last round by figure."""
+    def __init__(self, cluster: raymq.Cluster, rounds: Rounds, *, quick: bool) -> None:
         self.cluster = cluster
         self.rounds = rounds
-        self.seconds = seconds
-        self.body = os.urandom(BODY)
-        self.cpu = cpu
-        #: ends the names of all figures
-        self.suffix = ""
+        self.seconds, self.serial = (1.0, 200) if quick else (3.0, 1000)
         shards = cluster.status()["shards"]
         self.commit_logs = [shard["pid"] for shard in shards]
-        self.satellites = [
-            role["pid"] for shard in shards for role in shard["supervisor"]["roles"].values()
-        ]
+        self.satellites = [pid for each in shards for pid in limits.satellites_of(each).values()]
 
-    def spent(self) -> Spent:
-        """CPU seconds so far."""
-        return Spent(
-            sum(map(cpu_s, self.commit_logs)),
-            sum(map(cpu_s, self.satellites)),
-            time.process_time(),
-        )
+    def spent(self) -> list[float]:
+        """CPU seconds so far of CommitLogs, satellites and this process."""
+        servers = [sum(map(cpu_s, self.commit_logs)), sum(map(cpu_s, self.satellites))]
+        return [*servers, time.process_time()]
 
-    @contextlib.contextmanager
-    def measured(self, name: str) -> Iterator[list[float]]:
-        """Note the rate of the messages whose milliseconds the block appends to a list, p50, p99 and CPU."""
-        name += self.suffix
-        times: list[float] = []
-        await_prewritten(self.cluster)
-        before, begin = self.spent(), time.perf_counter()
-        yield times
-        seconds = time.perf_counter() - begin
-        spent = self.spent().since(before)
+    def run(self, name: str, load: BenchPlan, rows: pa.RecordBatch | None = None) -> None:
+        """Note the rate of a load, its p50, p99 and CPU."""
+        cores = os.sched_getaffinity(0)
+        for topic in load.topic_names:
+            self.cluster.create_topic(topic, queues=load.queues)
+        if name == ON_ONE_CORE:
+            limits.pin(os.getpid(), {min(cores)})
+        with Callers(self.cluster, replace(load, duration_s=self.seconds), rows) as callers:
+            limits.await_prewritten(self.cluster)
+            before = self.spent()
+            found = callers.run()
+            used = [now - then for now, then in zip(self.spent(), before, strict=True)]
+        limits.pin(os.getpid(), cores)
 
-        self.rounds.note(f"{name}_msg_s", len(times) / seconds)
-        self.rounds.note(f"{name}_p50_ms", percentile(times, 0.5))
-        self.rounds.note(f"{name}_p99_ms", percentile(times, 0.99))
-        self.rounds.note(f"{name}_commit_log_us", 1e6 * spent.commit_log / len(times))
-        self.rounds.note(f"{name}_cpu_us", 1e6 * sum(spent) / len(times))
-        self.cpu[name] = spent.each(len(times))
+        self.rounds.note(f"{name}_per_s", found.rate)
+        self.rounds.note_times(name, found.latency)
+        for side, seconds in zip((*SIDES, "cpu"), (*used, sum(used)), strict=True):
+            self.rounds.note(f"{name}_{side}_us", 1e6 * seconds / found.sends)
 
+    def open_loop(self, rate: int) -> None:
+        """Messages at fixed times, from when each is due until a consumer has it."""
+        count, pad = int(rate * self.seconds), bytes(BODY - 24)
+        latency, times_us = Histogram(), list[float]()
+        self.cluster.create_topic("one", queues=1)
+        with (
+            ThreadPoolExecutor(1) as pool,
+            self.cluster.producer() as producer,
+            self.cluster.consumer("one", start="latest") as consumer,
+        ):
+            consumer.poll(timeout=0.2)
 
-# --- producers ------------------------------------------------------------------------------------
+            def receive() -> None:
+                poll = partial(consumer.poll, max_records=5000, timeout=30)
+                while len(times_us) < count and (found := poll()):
+                    for each in found:
+                        times_us.append(1e6 * (time.perf_counter() - float(each.body[:24])))
 
+            received = pool.submit(receive)
+            begin = time.perf_counter()
+            for number in range(count):
+                due = begin + number / rate
+                if (left_s := due - time.perf_counter()) > 0:
+                    time.sleep(left_s)
+                producer.send("one", b"%024.6f" % due + pad)
+            received.result()
+        latency.record(times_us)
+        self.rounds.note_times(f"open_{rate}", latency)
 
-@contextlib.contextmanager
-def on_one_core() -> Iterator[None]:
-    """Keep all threads of this program on one core. The cluster, which runs already, keeps all cores."""
-    before = os.sched_getaffinity(0)
-    pin(os.getpid(), {min(before)})
-    try:
-        yield
-    finally:
-        pin(os.getpid(), before)
+    def send_objects(self) -> None:
+        """Messages sent one by one: CPU of the caller's thread, which also encodes and writes its full batches."""
+        count, body = int(20_000 * self.seconds), os.urandom(100)
+        with self.cluster.producer() as producer:
+            producer.send("t", body).result(60)
+            begin_ns = time.thread_time_ns()
+            for _ in range(count):
+                producer.send("t", body)
+            self.rounds.note("send_us", (time.thread_time_ns() - begin_ns) / count / 1000)
 
+    def poll_objects(self) -> None:
+        """Messages with key and tag, read one by one from a backlog; body, key and tag are looked at."""
+        count, body = int(20_000 * self.seconds), os.urandom(100)
+        self.cluster.create_topic("objects", queues=1)
+        with self.cluster.producer() as producer:
+            for n in range(count):
+                producer.send("objects", body, key=b"k%d" % (n % 1000), tag="tag")
 
-def waiting_threads(
-    bench: Bench, threads: int, *, topic: str = "t4", keyed: bool = False, suffix: str = ""
-) -> None:
-    """So many threads of one producer, each waiting for its receipt before it sends again."""
-    name = f"{threads}_threads" + (f"_keyed_{topic}" if keyed else "") + suffix
-    with bench.cluster.producer() as producer, bench.measured(name) as times:
-        stop = time.perf_counter() + bench.seconds
+        def poll(consumer: raymq.Consumer) -> int:
+            return looked_at(consumer.poll(max_records=500, timeout=10))
 
-        def work(number: int) -> None:
-            sent = 0
-            while time.perf_counter() < stop:
-                begin = time.perf_counter()
-                key = b"%d-%d" % (number, sent) if keyed else None
-                producer.send(topic, bench.body, key=key).result(60)
-                times.append((time.perf_counter() - begin) * 1000)
-                sent += 1
+        self.rounds.note("poll_objects_msg_s", read_rate(self.cluster, count, poll, "objects"))
 
-        _run_together([threading.Thread(target=work, args=(n,)) for n in range(threads)])
+        async def read_all() -> None:
+            async with self.cluster.async_consumer("objects", start="earliest") as consumer:
+                read, begin = 0, time.perf_counter()
+                async for batch in consumer.batches(max_records=500):
+                    read += looked_at(batch)
+                    if read >= count:
+                        break
+                self.rounds.note("async_for_objects_msg_s", read / (time.perf_counter() - begin))
 
+        asyncio.run(read_all())
 
-def futures_in_flight(
-    bench: Bench, count: int, *, topic: str = "t4", keyed: bool = False, size: int = BODY
-) -> None:
-    """One thread with so many messages without a receipt."""
-    name = (
-        f"{count}_futures"
-        + (f"_keyed_{topic}" if keyed else "")
-        + ("" if size == BODY else "_100B")
-    )
-    body = bench.body[:size]
-    with bench.cluster.producer() as producer, bench.measured(name) as times:
-        stop = time.perf_counter() + bench.seconds
-        under_way: deque[tuple[float, Any]] = deque()
-        number = 0
-        while time.perf_counter() < stop or under_way:
-            if time.perf_counter() < stop and len(under_way) < count:
-                key = b"k%d" % number if keyed else None
-                under_way.append((time.perf_counter(), producer.send(topic, body, key=key)))
-                number += 1
-            else:
-                begin, future = under_way.popleft()
-                future.result(60)
-                times.append((time.perf_counter() - begin) * 1000)
+    def polling(self, directory: Path) -> None:
+        """The part of a core that polls while one producer sends one by one. The cluster must be `counted`."""
+        counts = [directory / f"polled-{pid}" for pid in self.commit_logs + self.satellites]
 
+        def polled_s() -> float:
+            return sum(float(path.read_text()) for path in counts if path.exists())
 
-def tasks_in_flight(bench: Bench, count: int) -> None:
-    """So many asyncio tasks, each awaiting its receipt before it sends again."""
-
-    async def main() -> None:
-        async with bench.cluster.async_producer() as producer:
-            with bench.measured(f"{count}_tasks") as times:
-                stop = time.perf_counter() + bench.seconds
-
-                async def work() -> None:
-                    while time.perf_counter() < stop:
-                        begin = time.perf_counter()
-                        await producer.send("t4", bench.body)
-                        times.append((time.perf_counter() - begin) * 1000)
-
-                await asyncio.gather(*(work() for _ in range(count)))
-
-    asyncio.run(main())
+        load = replace(plan(1, 1), topic="t", duration_s=self.seconds)
+        with Callers(self.cluster, load) as callers:
+            for _ in range(ROUNDS):
+                limits.await_prewritten(self.cluster)
+                before = polled_s()
+                seconds = callers.run().seconds
+                self.rounds.note("polling_cores", (polled_s() - before) / seconds)
 
 
-def awaited_together(bench: Bench, count: int) -> None:
-    """One asyncio task that sends so many messages together, and awaits all their receipts before it sends again."""
-
-    async def main() -> None:
-        async with bench.cluster.async_producer() as producer:
-            messages = [raymq.Message(topic="t4", body=bench.body) for _ in range(count)]
-            with bench.measured(f"{count}_awaited_together") as times:
-                stop = time.perf_counter() + bench.seconds
-                while time.perf_counter() < stop:
-                    begin = time.perf_counter()
-                    await producer.send_many(messages)
-                    times += [(time.perf_counter() - begin) * 1000] * count
-
-    asyncio.run(main())
-
-
-def small_batches(
-    bench: Bench, batch: pa.RecordBatch, name: str, topics: Sequence[str] = ("t4",)
-) -> None:
-    """Batches over topics of four queues, UNDER_WAY of them without a receipt; figures are per batch."""
-    sender = BatchSender(Routes.of(bench.cluster))
-    under_way: deque[tuple[float, Any]] = deque()
-    with bench.measured(name) as times:
-        stop = time.perf_counter() + bench.seconds
-        number = 0
-        while time.perf_counter() < stop or under_way:
-            if time.perf_counter() < stop and len(under_way) < UNDER_WAY:
-                topic, queue = topics[number % len(topics)], number // len(topics) % 4
-                under_way.append((time.perf_counter(), sender.send(topic, queue, batch)))
-                number += 1
-            else:
-                begin, future = under_way.popleft()
-                future.result(60)
-                times.append((time.perf_counter() - begin) * 1000)
-    sender.close()
-
-
-def tagged(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
-    """The batch with a tag, and with a key of its own in each row.
-
-    Args: `column`: "key", which decides the queue, or "properties": KEYS, by which a message is found.
-    """
-    keys = [b"k%d" % row for row in range(batch.num_rows)]
-    if column == "properties":
-        keys = [encode({KEYS: key.decode()}) for key in keys]
-    data = {
-        "body": batch["body"],
-        "tag": pa.repeat("tag", batch.num_rows),
-        column: pa.array(keys, pa.binary()),
-    }
-    return put_batch(pa.table(data), now_ms=1)[0]
-
-
-def create_topics(bench: Bench) -> list[str]:
-    """The names of as many topics of four queues as TOPICS asks for. They are created in the first round."""
-    names = [f"many{number}" for number in range(max(TOPICS))]
-    begin = time.perf_counter()
-    for name in names:
-        if not bench.cluster.create_topic(name, queues=4):
-            return names
-    seconds = time.perf_counter() - begin
-    bench.rounds.note("create_topics_ms", 1000 * seconds / len(names))
-    return names
-
-
-def threads_over_topics(bench: Bench, names: Sequence[str]) -> None:
-    """64 threads that wait for their receipts. Each sends one message to one topic after the other."""
-    topics = len(names)
-    name = f"64_threads_one_message_each_over_{topics}_topics"
-    with bench.cluster.producer() as producer, bench.measured(name) as times:
-        stop = time.perf_counter() + bench.seconds
-
-        def work(number: int) -> None:
-            sent = number
-            while time.perf_counter() < stop:
-                begin = time.perf_counter()
-                producer.send(names[sent % topics], bench.body).result(60)
-                times.append((time.perf_counter() - begin) * 1000)
-                sent += 1
-
-        _run_together([threading.Thread(target=work, args=(n,)) for n in range(64)])
-
-
-def polling(bench: Bench, directory: Path) -> None:
-    """The part of a core that polls while one producer sends one by one. The cluster must be `counted`."""
-    counts = [directory / f"polled-{pid}" for pid in bench.commit_logs + bench.satellites]
-
-    def polled_s() -> float:
-        return sum(float(path.read_text()) for path in counts if path.exists())
-
-    with bench.cluster.producer() as producer:
-        for _ in range(ROUNDS):
-            await_prewritten(bench.cluster)
-            begin, before = time.perf_counter(), polled_s()
-            while (seconds := time.perf_counter() - begin) < bench.seconds:
-                producer.send("t4", bench.body).result(60)
-            bench.rounds.note("polling_cores", (polled_s() - before) / seconds)
+def looked_at(messages: Sequence[raymq.Message]) -> int:
+    """Look at body, key and tag of all. Returns: how many there are."""
+    seen = 0
+    for message in messages:
+        seen += len(message.body) + len(message.key or b"") + len(message.tag or "")
+    return len(messages)
 
 
 @contextlib.contextmanager
@@ -368,107 +259,11 @@ def counted(directory: Path) -> Iterator[None]:
             path.unlink()
 
 
-def _run_together(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-# --- consumers ------------------------------------------------------------------------------------
-
-
-def open_loop(bench: Bench, rate: int) -> None:
-    """Messages at fixed times, from when each is due until a consumer has it."""
-    count = int(rate * bench.seconds)
-    pad = bytes(BODY - 24)
-    with bench.cluster.consumer("t1", start="latest") as consumer:
-        consumer.poll(timeout=0.2)
-        with bench.measured(f"open_{rate}") as times:
-            ended = threading.Event()
-
-            def receive() -> None:
-                while len(times) < count and not ended.is_set():
-                    for message in consumer.poll(max_records=5000, timeout=1.0):
-                        due = float(message.body[:24])
-                        times.append((time.perf_counter() - due) * 1000)
-
-            receiver = threading.Thread(target=receive)
-            receiver.start()
-            with bench.cluster.producer() as producer:
-                begin = time.perf_counter()
-                for number in range(count):
-                    due = begin + number / rate
-                    now = time.perf_counter()
-                    if due > now:
-                        time.sleep(due - now)
-                    producer.send("t1", b"%024.6f" % due + pad)
-            receiver.join(30)
-            ended.set()
-            receiver.join()
-
-
-def send_objects(bench: Bench) -> None:
-    """Messages sent one by one: CPU of the caller's thread, which also encodes and writes its full batches."""
-    count = int(20_000 * bench.seconds)
-    body = bench.body[:100]
-    for name, key in (("send_us", None), ("send_with_key_us", b"k17")):
-        with bench.cluster.producer() as producer:
-            producer.send("t4", body).result(60)
-            begin_ns = time.thread_time_ns()
-            for _ in range(count):
-                producer.send("t4", body, key=key)
-            bench.rounds.note(name, (time.thread_time_ns() - begin_ns) / count / 1000)
-
-
-def poll_objects(bench: Bench) -> None:
-    """Messages with key and tag, read one by one from a backlog; body, key and tag are looked at."""
-    count = int(20_000 * bench.seconds)
-    with bench.cluster.producer() as producer:
-        futures = [
-            producer.send(
-                "objects", bench.body[:100], key=b"k%d" % (n % 1000), tag="tag", queue_id=0
-            )
-            for n in range(count)
-        ]
-        for future in futures:
-            future.result(60)
-    with bench.cluster.consumer("objects", start="earliest") as consumer:
-        read = seen = 0
-        begin = time.perf_counter()
-        while read < count:
-            for message in consumer.poll(max_records=500, timeout=10):
-                seen += len(message.body) + len(message.key or b"") + len(message.tag or "")
-                read += 1
-        bench.rounds.note("poll_objects_msg_s", read / (time.perf_counter() - begin))
-        bench.rounds.note("poll_objects_bytes", seen)
-    asyncio.run(_iterate_objects(bench, count))
-
-
-async def _iterate_objects(bench: Bench, count: int) -> None:
-    """The same messages, from `async for` over batches."""
-    async with bench.cluster.async_consumer("objects", start="earliest") as consumer:
-        read = seen = 0
-        begin = time.perf_counter()
-        async for batch in consumer.batches(max_records=500):
-            for message in batch:
-                seen += len(message.body) + len(message.key or b"") + len(message.tag or "")
-            read += len(batch)
-            if read >= count:
-                break
-        bench.rounds.note("async_for_objects_msg_s", read / (time.perf_counter() - begin))
-
-
-# --- limits ---------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def redis_server(directory: Path) -> Iterator[bool]:
-    """A Redis that syncs each write, if it is installed. Yields: whether it is."""
+def redis_rate(directory: Path, clients: int, count: int) -> float | None:
+    """XADDs a second of so many clients that each wait for the answer, each synced; None: it is not installed."""
     program = shutil.which("redis-server")
     if program is None or shutil.which("redis-benchmark") is None:
-        yield False
-        return
+        return None
     directory.mkdir(parents=True, exist_ok=True)
     words = [program, "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", ""]
     words += ["--appendonly", "yes", "--appendfsync", "always"]
@@ -476,278 +271,108 @@ def redis_server(directory: Path) -> Iterator[bool]:
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:
         time.sleep(1)
-        yield True
+        words = ["redis-benchmark", "-p", str(REDIS_PORT), "-c", str(clients), "-n", str(count)]
+        found = limits.output_of([*words, "--csv", "XADD", "s", "*", "b", "x" * BODY])
+        return float(found.splitlines()[-1].rpartition(BODY * "x")[2].split(",")[1].strip('"'))
     finally:
         process.kill()
         process.wait()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def note_redis(bench: Bench, directory: Path, name: str, clients: int, serial: int) -> None:
-    """Note what Redis does right before a figure of that name, if it is installed.
-
-    The speed of a shared machine changes within a round: the peer of a figure is measured beside it.
-    """
-    with redis_server(directory / "redis") as there:
-        if there:
-            rate = redis_rate(clients, serial * (2 if clients == 1 else 40))
-            bench.rounds.note(f"redis_beside_{name}_msg_s", rate)
-
-
-def redis_rate(clients: int, count: int) -> float:
-    """XADDs a second of so many clients that each wait for the answer."""
-    words = [
-        "redis-benchmark",
-        "-p",
-        str(REDIS_PORT),
-        "-c",
-        str(clients),
-        "-n",
-        str(count),
-        "--csv",
-    ]
-    words += ["XADD", "s", "*", "b", "x" * BODY]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout.splitlines()[-1].rpartition(BODY * "x")[2].split(",")[1].strip('"'))
-
-
-def woken_threads_rate(threads: int, seconds: float) -> float:
-    """How often a second one thread wakes the next, in a process whose threads do nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-c", WAKE_EACH_OTHER, str(threads), str(seconds)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return float(done.stdout)
-
-
 # --- the run --------------------------------------------------------------------------------------
 
 
-def measure(bench: Bench, directory: Path, parts: tuple[str, ...], *, quick: bool) -> None:
+def measure_round(bench: Bench, directory: Path, parts: list[str]) -> None:
     """One round of every part."""
-    serial = 200 if quick else 1000
-    rounds = bench.rounds
-    sync_ms = 1000 / raw_limit(directory, RECORD_BYTES, serial)
-    rounds.note("echo_and_fdatasync_ms", flight_echo(BODY, serial).p50_ms + sync_ms)
-    synced = echo_that_syncs(directory / "synced", BODY, serial)
-    rounds.note("echo_that_syncs_ms", synced.p50_ms)
-    rounds.note("echo_that_syncs_cpu_us", synced.cpu_us)
+    rounds, serial = bench.rounds, bench.serial
+    sync_ms = 1000 / limits.raw_limit(directory, limits.RECORD_BYTES, serial)
+    rounds.note("echo_and_fdatasync_ms", limits.flight_echo(BODY, serial)[0] + sync_ms)
+    synced_ms, used_us = limits.flight_echo(BODY, serial, synced_in=directory)
+    rounds.note("echo_that_syncs_ms", synced_ms)
+    rounds.note("echo_that_syncs_cpu_us", used_us)
 
-    if "waiting" in parts:
-        for threads in (1, 4, 16, 64, 256):
-            if threads in (1, 64):
-                note_redis(bench, directory, f"{threads}_threads", threads, serial)
-            waiting_threads(bench, threads)
-        rounds.note("woken_threads_s", woken_threads_rate(64, bench.seconds))
-        for topic in ("t4", "t64"):
-            waiting_threads(bench, 64, topic=topic, keyed=True)
-        with on_one_core():
-            waiting_threads(bench, 64, suffix="_of_a_program_on_one_core")
-    if "in-flight" in parts:
-        note_redis(bench, directory, "64_futures", 64, serial)
-        futures_in_flight(bench, 64)
-        futures_in_flight(bench, 64, size=100)
-        futures_in_flight(bench, 1000)
-        for topic in ("t1", "t4", "t64"):
-            futures_in_flight(bench, 64, topic=topic, keyed=True)
-        for count in (64, 1000):
-            tasks_in_flight(bench, count)
-        awaited_together(bench, 64)
-    if "batches" in parts:
-        for rows in (1, 20, 100):
-            small_batches(bench, batch_of(rows, BODY), f"batch_{rows}")
-        plain = batch_of(900, BODY)
-        kinds = {
-            "batch_900": plain,
-            "batch_900_tag_and_key": tagged(plain, "key"),
-            "batch_900_tag_and_index_key": tagged(plain, "properties"),
-        }
-        # By turns: their ratios are near 1, and the machine changes by more than that within a round.
-        for name, batch in list(kinds.items()) * KIND_TURNS:
-            small_batches(bench, batch, name)
+    for part in ("waiting", "in-flight", "batches", "topics"):
+        for name, plan_ in LOADS[part].items() if part in parts else ():
+            # The speed of a shared machine changes within a round: the peer of a figure is measured beside it.
+            if clients := REDIS.get(name):
+                count = serial * (2 if clients == 1 else 40)
+                rate = redis_rate(directory / "redis", clients, count)
+                if rate is not None:
+                    rounds.note(f"redis_beside_{name}_per_s", rate)
+            bench.run(name, plan_)
+    # By turns: their ratios are near 1, and the machine changes by more than that within a round.
+    for name, column in 4 * list(KINDS.items()) if "batches" in parts else ():
+        bench.run(name, batches(900), tagged(column))
     if "end-to-end" in parts:
         for rate in (500, 2_000, 10_000):
-            open_loop(bench, rate)
-    if "topics" in parts:
-        names = create_topics(bench)
-        batch = batch_of(20, BODY)
-        for topics in TOPICS:
-            small_batches(bench, batch, f"batch_20_over_{topics}_topics", names[:topics])
-        for topics in TOPICS[:2]:
-            threads_over_topics(bench, names[:topics])
+            bench.open_loop(rate)
     if "objects" in parts:
-        send_objects(bench)
-        poll_objects(bench)
-    if "methods" in parts:
-        measure_methods(bench)
+        bench.send_objects()
+        bench.poll_objects()
 
 
-def measure_methods(bench: Bench) -> None:
-    """One round of the part "methods": the same calls through Ray instead of Flight."""
-    ray.init(bench.cluster.ray_address, log_to_driver=False, logging_level="ERROR")
-    try:
-        with raymq.connect(bench.cluster.name, transport="ray") as cluster:
-            by_methods = Bench(cluster, bench.rounds, bench.cpu, seconds=bench.seconds)
-            by_methods.suffix = "_by_methods"
-            for threads in (1, 64):
-                waiting_threads(by_methods, threads)
-            futures_in_flight(by_methods, 64)
-            small_batches(by_methods, batch_of(20, BODY), "batch_20")
-    finally:
-        ray.shutdown()
-
-
-def measure_shards(bench: Bench, shards: int) -> None:
-    """One round of the part "shards"."""
-    bench.suffix = f"_on_{shards}_shards"
-    waiting_threads(bench, 64)
-    futures_in_flight(bench, 64)
-    small_batches(bench, batch_of(20, BODY), "batch_20")
-
-
-def run(
-    directory: Path, parts: tuple[str, ...], *, quick: bool, busy: bool
-) -> tuple[Rounds, dict[str, str]]:
-    """All rounds. Returns: the figures, and the CPU times of the last round by figure."""
-    rounds = Rounds()
-    cpu: dict[str, str] = {}
-    seconds = 1.0 if quick else 3.0
-    with started(directory, 1) as cluster, load(busy):
-        bench = Bench(cluster, rounds, cpu, seconds=seconds)
-        for number in range(ROUNDS):
-            print(f"  round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-            measure(bench, directory, parts, quick=quick)
+def measure(options: argparse.Namespace, rounds: Rounds) -> None:
+    """All rounds."""
+    directory, parts, quick = options.directory, options.only, options.quick
+    if options.busy:
+        rounds.note("busy", 1)
+    with limits.started(directory, "small") as cluster:
+        bench = Bench(cluster, rounds, quick=quick)
+        for _ in in_turn():
+            measure_round(bench, directory, parts)
 
     if "waiting" in parts:
-        with counted(directory), started(directory, 1) as cluster, load(busy):
-            polling(Bench(cluster, rounds, cpu, seconds=seconds), directory)
-    for shards in SHARDS if "shards" in parts else ():
-        print(f"  {shards} shards", file=sys.stderr, flush=True)
-        with started(directory, shards) as cluster, load(busy):
-            bench = Bench(cluster, rounds, cpu, seconds=seconds)
-            for _ in range(ROUNDS):
-                measure_shards(bench, shards)
-    return rounds, cpu
+        with counted(directory), limits.started(directory, "small") as cluster:
+            Bench(cluster, rounds, quick=quick).polling(directory)
 
 
-@contextlib.contextmanager
-def started(directory: Path, shards: int) -> Iterator[raymq.Cluster]:
-    """A new cluster with its topics; its files are deleted at the end."""
-    data = directory / "small"
-    shutil.rmtree(data, ignore_errors=True)
-    with raymq.start(data, name="bench-small", shards=shards) as cluster:
-        for name, queues in (("t1", 1), ("t4", 4), ("t64", 64), ("objects", 1)):
-            cluster.create_topic(name, queues=queues)
-        yield cluster
-    shutil.rmtree(data, ignore_errors=True)
+ECHO, SYNCED, USED = "echo_and_fdatasync_ms", "echo_that_syncs_ms", "echo_that_syncs_cpu_us"
+P50, CPU, KEY = "1_threads_p50_ms", "1_threads_cpu_us", "batch_900_tag_and_key_per_s"
+INDEX_KEY, PLAIN = "batch_900_tag_and_KEYS_per_s", "batch_900_per_s"
+FEW, MANY_TOPICS = "batch_20_over_1_topics_per_s", "batch_20_over_100_topics_per_s"
+WAITING, FUTURES = "64_threads_per_s", "64_futures_per_s"
+LIMITS = [
+    Row("Flight echo + fdatasync of 1 KiB", ECHO, remark="limit"),
+    Row("Flight echo that writes and syncs 1 KiB", SYNCED, remark="limit"),
+    Row("  its CPU", USED, remark="limit"),
+]
+FLOORS = [
+    Row("one by one, p50 (p99)", P50, SYNCED, "an echo that syncs"),
+    Row("one by one, CPU of all processes", CPU, floor=at_most(700)),
+    Row("  beside it", CPU, USED, "an echo that syncs"),
+    Row("64 threads", WAITING, f"redis_beside_{WAITING}", "Redis", at_least(0.5)),
+    Row("64 in flight", FUTURES, f"redis_beside_{FUTURES}", "Redis", at_least(0.6)),
+    Row("one by one, polling: cores", "polling_cores", floor=at_most(0.1)),
+    Row("a batch of 20 rows, CPU of CommitLog", "batch_20_commit_log_us", floor=at_most(350)),
+    Row("a batch of 900 rows with tag and key", KEY, PLAIN, "without", at_least(0.9)),
+    Row("a batch of 900 rows with tag and KEYS", INDEX_KEY, PLAIN, "without", at_least(0.9)),
+    Row("end to end at 500 msg/s, p50 (p99)", "open_500_p50_ms"),
+    Row("end to end at 2,000 msg/s, p50 (p99)", "open_2000_p50_ms", floor=at_most(3)),
+    Row("end to end at 2,000 msg/s, p99", "open_2000_p99_ms", floor=at_most(20)),
+    Row("end to end at 10,000 msg/s, p50 (p99)", "open_10000_p50_ms", floor=at_most(10)),
+    Row("batches of 20 rows over 100 topics", MANY_TOPICS, FEW, "one topic", at_least(0.8)),
+    Row("send, caller's thread, a message", "send_us", floor=at_most(3)),
+    Row("messages read as objects", "poll_objects_msg_s", floor=at_least(150_000)),
+    Row("  the same by async for", "async_for_objects_msg_s", floor=at_least(150_000)),
+]
 
 
-def table(rounds: Rounds, cpu: dict[str, str], *, busy: bool) -> list[Line]:
+def table(rounds: Rounds) -> list[Line]:
     """All figures that were measured, with their limits and floors."""
-    figures = rounds.all()
-    echo = rounds.median("echo_and_fdatasync_ms")
-    synced = rounds.median("echo_that_syncs_ms")
-    lines = [
-        Line("Flight echo + fdatasync of 1 KiB", f"{echo:.2f} ms", remark="limit"),
-        Line(
-            "Flight echo that writes and syncs 1 KiB",
-            f"{synced:.2f} ms",
-            f"us of CPU: {rounds.median('echo_that_syncs_cpu_us'):.0f}; limit",
-        ),
-    ]
-    for name in figures:
-        if name.startswith("redis_beside_"):
-            beside = name.removeprefix("redis_beside_").removesuffix("_msg_s").replace("_", " ")
-            what = f"Redis, appendfsync always, beside {beside}"
-            lines.append(Line(what, f"{rounds.median(name):,.0f} msg/s", remark="limit"))
-    if "woken_threads_s" in figures:
-        woken = f"{rounds.median('woken_threads_s'):,.0f}/s"
-        lines.append(Line("64 threads that only wake each other", woken, remark="limit"))
-
-    names = [name.removesuffix("_p50_ms") for name in figures if name.endswith("_p50_ms")]
-    for name in names:
-        p50, p99 = rounds.median(f"{name}_p50_ms"), rounds.median(f"{name}_p99_ms")
-        figure = f"{rounds.median(f'{name}_msg_s'):,.0f}/s, {p50:.2f} ms ({p99:.2f})"
-        lines.append(Line(name.replace("_", " "), figure, f"us of CPU: {cpu[name]}"))
-    if "create_topics_ms" in figures:
-        created = f"{rounds.median('create_topics_ms'):.1f} ms"
-        lines.append(Line(f"create one of {max(TOPICS):,} topics", created))
-    lines += _floors(rounds, busy=busy)
-    return lines
-
-
-def _floors(rounds: Rounds, *, busy: bool) -> Iterator[Line]:
-    figures = rounds.all()
-
-    def line(what: str, value: float, unit: str, floor: floors.Floor) -> Line:
-        return Line(what, f"{value:,.2f} {unit}", "", floor, value)
-
-    if "1_threads_p50_ms" in figures:
-        ratio = rounds.ratio("1_threads_p50_ms", "echo_and_fdatasync_ms")
-        yield line("one by one, p50", ratio, "x echo + fdatasync", at_most(3 if busy else 2))
-        ratio = rounds.ratio("1_threads_p50_ms", "echo_that_syncs_ms")
-        yield Line("  beside an echo that syncs", f"{ratio:,.2f} x that")
-        cpu_us = rounds.median("1_threads_cpu_us")
-        yield line("one by one, CPU of all processes", cpu_us, "us", at_most(700))
-        used = rounds.ratio("1_threads_cpu_us", "echo_that_syncs_cpu_us")
-        yield Line("  beside an echo that syncs", f"{used:,.2f} x that")
-        if "redis_beside_64_threads_msg_s" in figures:
-            ratio = rounds.ratio("64_threads_msg_s", "redis_beside_64_threads_msg_s")
-            yield line("64 threads", ratio, "x Redis", at_least(0.5))
-        if "polling_cores" in figures:
-            cores = rounds.median("polling_cores")
-            yield line("one by one, polling", cores, "cores", at_most(0.1))
-    if "redis_beside_64_futures_msg_s" in figures:
-        ratio = rounds.ratio("64_futures_msg_s", "redis_beside_64_futures_msg_s")
-        yield line("64 in flight", ratio, "x Redis", at_least(0.6))
-    if "batch_20_commit_log_us" in figures:
-        cpu_us = rounds.median("batch_20_commit_log_us")
-        yield line("a batch of 20 rows, CPU of CommitLog", cpu_us, "us", at_most(350))
-        what = "a batch of 900 rows with tag and"
-        ratio = rounds.ratio("batch_900_tag_and_key_msg_s", "batch_900_msg_s")
-        yield line(f"{what} key", ratio, "x without", at_least(0.9))
-        ratio = rounds.ratio("batch_900_tag_and_index_key_msg_s", "batch_900_msg_s")
-        yield line(f"{what} KEYS", ratio, "x without", at_least(0.9))
-    if "open_2000_p50_ms" in figures:
-        for rate, p50_ms in ((2_000, 3), (10_000, 10)):
-            p50 = rounds.median(f"open_{rate}_p50_ms")
-            yield line(f"end to end at {rate:,} msg/s, p50", p50, "ms", at_most(p50_ms))
-        p99 = rounds.median("open_2000_p99_ms")
-        yield line("end to end at 2,000 msg/s, p99", p99, "ms", at_most(20))
-    if "batch_20_over_100_topics_msg_s" in figures:
-        ratio = rounds.ratio("batch_20_over_100_topics_msg_s", "batch_20_over_1_topics_msg_s")
-        yield line("batches of 20 rows over 100 topics", ratio, "x one topic", at_least(0.8))
-    if "send_us" in figures:
-        yield line("send, caller's thread", rounds.median("send_us"), "us a message", at_most(3))
-        yield Line("send with a key", f"{rounds.median('send_with_key_us'):.2f} us a message")
-    if "poll_objects_msg_s" in figures:
-        rate = statistics.median(figures["poll_objects_msg_s"])
-        yield line("messages read as objects", rate, "msg/s", at_least(150_000))
-        rate = statistics.median(figures["async_for_objects_msg_s"])
-        yield line("  the same by async for", rate, "msg/s", at_least(150_000))
-
-
-def main() -> None:
-    """Measure, print, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="shorter rounds")
-    machine_load.option(parser)
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    floors.options(parser)
-    options = parser.parse_args()
-    options.directory.mkdir(parents=True, exist_ok=True)
-    parts = (options.only,) if options.only else PARTS
-    rounds, cpu = run(options.directory, parts, quick=options.quick, busy=options.busy)
-    if options.json:
-        options.json.write_text(json.dumps({"cpu": cpu, "rounds": rounds.all()}, indent=1))
-    title = machine_load.BUSY_TITLE if options.busy else ""
-    lines = table(rounds, cpu, busy=options.busy)
-    sys.exit(floors.report(lines, check=options.check, title=title))
+    rows = [*LIMITS]
+    for name in rounds.values:
+        stem = name.removesuffix("_client_us")
+        if name != stem:
+            cpu = (f"{side} {rounds.median(f'{stem}_{side}_us'):.0f}" for side in SIDES)
+            rows.append(Row(stem.replace("_", " "), f"{stem}_per_s"))
+            rows.append(Row("", f"{stem}_p50_ms", beside=f"us of CPU: {', '.join(cpu)}"))
+        if name.startswith("redis"):
+            rows.append(Row(name.replace("_", " "), name, remark="limit"))
+    most = at_most(3 if "busy" in rounds.values else 2)
+    first = Row("one by one, p50 (p99)", P50, ECHO, "echo + fdatasync", most)
+    return lines_of([*rows, first, *FLOORS], rounds)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, table, parts=PARTS)

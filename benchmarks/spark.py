@@ -15,95 +15,63 @@ that machine. Needs the extra `spark`, Java 17 and Maven, which fetches Kafka an
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import sys
-import time
 import uuid
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import raymq
-from benchmarks import floors, kafka, machine_load
-from benchmarks.floors import Line, at_least
-from benchmarks.machine_load import load
-from benchmarks.put import ROUNDS, Rounds
+from benchmarks import kafka
+from benchmarks.floors import at_least
+from benchmarks.limits import call_ms, sent, started
+from benchmarks.read import BATCH_ROWS, TOPIC, poll_batches, read_rate
+from benchmarks.rounds import Rounds, Row, in_turn, run, tell
 
 PARTS = ("sink", "source", "data")
 QUEUES = 4
-#: a row has a key of some bytes and a value of so many
-VALUE_BYTES = 200
-CORES = 2
 #: topic of Kafka -> its options
 KAFKA_TOPICS = {"kafka": {}, "kafka_synced": {"flush.messages": "1"}}
-#: what a consumer and Ray Data read: 1 KiB, as the other benchmarks
-BODY = 1024
 
 
-class SparkBench:
-    """Rows, the two peers, and the rounds' figures."""
+class SparkBench(NamedTuple):
+    """The two peers, and the rounds' figures."""
 
-    def __init__(
-        self, spark: Any, cluster: raymq.Cluster, broker: kafka.Broker, rounds: Rounds, rows: int
-    ) -> None:
-        self.spark = spark
-        self.cluster = cluster
-        self.broker = broker
-        self.rounds = rounds
-        self.rows = rows
+    spark: Any
+    cluster: raymq.Cluster
+    #: options of Spark's Kafka connector
+    kafka: dict[str, str]
+    rounds: Rounds
+    rows: int
 
     def frame(self, rows: int) -> Any:
-        """Rows that cost Spark little to make."""
+        """Rows of about 210 bytes, which cost Spark little to make."""
         from pyspark.sql import functions as f
 
         number = f.col("id").cast("string")
         return self.spark.range(0, rows, 1, QUEUES).select(
             f.concat(f.lit("key-"), (f.col("id") % 1000).cast("string")).alias("key"),
-            f.rpad(number, VALUE_BYTES, "x").alias("value"),
+            f.rpad(number, 200, "x").alias("value"),
         )
-
-    def create_topics(self, prefix: str) -> None:
-        """Create the topics of a part on both peers."""
-        self.cluster.create_topic(f"{prefix}-raymq", queues=QUEUES)
-        for name, options in KAFKA_TOPICS.items():
-            self.broker.create_topic(f"{prefix}-{name}", QUEUES, options)
 
     def write_kafka(self, topic: str, rows: int) -> None:
         """Write by Spark's Kafka connector with its defaults."""
-        options = {"kafka.bootstrap.servers": self.broker.address, "topic": topic}
-        self.frame(rows).write.format("kafka").options(**options).save()
+        self.frame(rows).write.format("kafka").options(**self.kafka, topic=topic).save()
 
-    def write_raymq(self, topic: str, rows: int, delivery: str) -> None:
+    def write_raymq(self, topic: str, delivery: Any, rows: int) -> None:
         """Write by raymq.spark."""
         from raymq.spark import write
 
-        done = write(
-            self.frame(rows),
-            self.cluster,
-            topic=topic,
-            writeId=uuid.uuid4().hex,
-            delivery=delivery,  # type: ignore[arg-type]
-        )
+        frame, write_id = self.frame(rows), uuid.uuid4().hex
+        done = write(frame, self.cluster, topic=topic, writeId=write_id, delivery=delivery)
         if done.rows != rows:
             raise SystemExit(f"{done.rows} of {rows} rows were written")
 
-    def sinks(self) -> dict[str, Callable[[int], None]]:
-        """Figure -> writes so many rows."""
-        return {
-            "kafka_sink": lambda rows: self.write_kafka("sink-kafka", rows),
-            "kafka_synced_sink": lambda rows: self.write_kafka("sink-kafka_synced", rows),
-            "direct_sink": lambda rows: self.write_raymq("sink-raymq", rows, "direct"),
-            "staged_sink": lambda rows: self.write_raymq("sink-raymq", rows, "staged"),
-        }
-
-    def read_kafka(self) -> None:
+    def read_kafka(self, _: int) -> None:
         """Read a whole topic by Spark's Kafka connector."""
-        options = {"kafka.bootstrap.servers": self.broker.address, "subscribe": "source-kafka"}
-        options |= {"startingOffsets": "earliest"}
+        options = {**self.kafka, "subscribe": "source-kafka", "startingOffsets": "earliest"}
         self._consume(self.spark.read.format("kafka").options(**options).load())
 
-    def read_raymq(self) -> None:
+    def read_raymq(self, _: int) -> None:
         """Read a whole topic by raymq.spark."""
         from raymq.spark import read
 
@@ -113,185 +81,124 @@ class SparkBench:
         rows = frame.select("key", "value", "offset")
         rows.write.format("noop").mode("overwrite").save()
 
-    def measure(self, name: str, rows: int, action: Callable[[], None]) -> None:
-        """Note the rows a second of an action."""
-        begin = time.perf_counter()
-        action()
-        rate = self.rounds.note(name, rows / (time.perf_counter() - begin))
-        print(f"    {name}: {rate:,.0f} rows/s", file=sys.stderr, flush=True)
-
     def run_sinks(self) -> None:
         """All rounds of the sinks."""
-        self.create_topics("sink")
-        for write in self.sinks().values():
+        sinks = {
+            "kafka_sink": partial(self.write_kafka, "sink-kafka"),
+            "kafka_synced_sink": partial(self.write_kafka, "sink-kafka_synced"),
+            "direct_sink": partial(self.write_raymq, "sink-raymq", "direct"),
+            "staged_sink": partial(self.write_raymq, "sink-raymq", "staged"),
+        }
+        for write in sinks.values():
             write(self.rows // 8)
-        for number in range(ROUNDS):
-            print(f"  sinks, round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-            for name, write in self.sinks().items():
-                self.measure(name, self.rows, lambda write=write: write(self.rows))  # type: ignore[misc]
+        note_rates(self.rounds, sinks, self.rows)
 
     def run_sources(self) -> None:
         """All rounds of the sources."""
-        self.create_topics("source")
         rows = 2 * self.rows
         self.write_kafka("source-kafka", rows)
-        self.write_raymq("source-raymq", rows, "direct")
+        self.write_raymq("source-raymq", "direct", rows)
         sources = {"kafka_source": self.read_kafka, "raymq_source": self.read_raymq}
         for read in sources.values():
-            read()
-        for number in range(ROUNDS):
-            print(f"  sources, round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-            for name, read in sources.items():
-                self.measure(name, rows, read)
+            read(rows)
+        note_rates(self.rounds, sources, rows)
 
 
-def run_spark(
-    directory: Path, rounds: Rounds, rows: int, parts: Sequence[str], *, busy: bool
-) -> None:
+def note_rates(rounds: Rounds, actions: dict[str, Callable[[int], None]], rows: int) -> None:
+    """In each round, note the rate of every action."""
+    for _ in in_turn():
+        for name, action in actions.items():
+            ms = call_ms(partial(action, rows), 1)
+            rate = rounds.note(f"{name}_rows_s", 1000 * rows / ms)
+            tell(f"  {name}: {rate:,.0f} rows/s")
+
+
+def run_spark(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
     """Sinks and sources of Spark."""
     from raymq.spark.session import local_session
 
-    jars = kafka.class_path("connector", directory)
+    jars = kafka.class_path("connector", options.directory)
     spark = local_session(
         "benchmark",
-        master=f"local[{CORES}]",
+        master="local[2]",
         configs={"spark.jars": jars.replace(":", ","), "spark.driver.memory": "2g"},
     )
-    data = directory / "spark"
-    shutil.rmtree(data, ignore_errors=True)
     with (
-        kafka.broker(directory / "kafka") as broker,
-        raymq.start(data, name="bench-spark") as cluster,
-        load(busy),
+        kafka.broker(options.directory / "kafka") as broker,
+        started(options.directory, "spark") as cluster,
     ):
-        bench = SparkBench(spark, cluster, broker, rounds, rows)
-        if "sink" in parts:
+        for part in ("sink", "source"):
+            cluster.create_topic(f"{part}-raymq", queues=QUEUES)
+            for name, given in KAFKA_TOPICS.items():
+                broker.create_topic(f"{part}-{name}", QUEUES, given)
+        server = {"kafka.bootstrap.servers": broker.address}
+        bench = SparkBench(spark, cluster, server, rounds, rows)
+        if "sink" in options.only:
             bench.run_sinks()
-        if "source" in parts:
+        if "source" in options.only:
             bench.run_sources()
     spark.stop()
-    shutil.rmtree(data, ignore_errors=True)
 
 
 # --- Ray Data -------------------------------------------------------------------------------------
 
 
-def run_data(directory: Path, rounds: Rounds, rows: int, *, busy: bool) -> None:
+def run_data(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
     """A topic read by Ray Data and by a plain consumer."""
     import ray
 
-    from benchmarks.put import batch_of
-
-    data = directory / "data"
-    shutil.rmtree(data, ignore_errors=True)
-    with raymq.start(data, name="bench-data") as cluster, load(busy):
-        cluster.create_topic("backlog", queues=QUEUES)
-        batch = batch_of(900, BODY).select(["body"])
-        count = -(-rows // 900)
-        with cluster.producer() as producer:
-            for number in range(count):
-                producer.send_batch("backlog", batch, queue_id=number % QUEUES)
-        messages = count * 900
+    count = -(-rows // BATCH_ROWS)
+    with started(options.directory, "data") as cluster:
+        cluster.create_topic(TOPIC, queues=QUEUES)
+        topic = {"topic": TOPIC, "queues": QUEUES, "api": "columns"}
+        sent(cluster, count, 0, **topic, batch=BATCH_ROWS, in_flight=count)
 
         ray.init(cluster.ray_address, namespace="benchmark", log_to_driver=False)
         ray.data.DataContext.get_current().enable_progress_bars = False
-        for number in range(ROUNDS + 1):
-            for name, read in (("consumer", read_by_consumer), ("ray_data", read_by_ray_data)):
-                begin = time.perf_counter()
-                read(cluster, messages)
-                rate = messages * BODY / 1e6 / (time.perf_counter() - begin)
-                if number:
-                    rounds.note(f"{name}_MB_s", rate)
-                    print(f"    {name}: {rate:,.0f} MB/s", file=sys.stderr, flush=True)
+        readers = {
+            "consumer": lambda rows: read_rate(cluster, rows, poll_batches),
+            "ray_data": partial(read_by_ray_data, cluster),
+        }
+        for read in readers.values():
+            read(count * BATCH_ROWS)
+        note_rates(rounds, readers, count * BATCH_ROWS)
         ray.shutdown()
-    shutil.rmtree(data, ignore_errors=True)
-
-
-def read_by_consumer(cluster: raymq.Cluster, messages: int) -> None:
-    """Read all messages as Arrow batches, in this process."""
-    with cluster.consumer("backlog", start="earliest") as consumer:
-        read = 0
-        while read < messages:
-            read += consumer.poll_batch(timeout=10).num_rows
 
 
 def read_by_ray_data(cluster: raymq.Cluster, messages: int) -> None:
     """Read all messages as a dataset, whose batches come to this process."""
     from raymq.data import read_topic
 
-    read = 0
-    for batch in read_topic(cluster, "backlog").iter_batches(
-        batch_size=None, batch_format="pyarrow"
-    ):
-        read += batch.num_rows
+    found = read_topic(cluster, TOPIC)
+    read = sum(
+        each.num_rows for each in found.iter_batches(batch_size=None, batch_format="pyarrow")
+    )
     if read != messages:
         raise SystemExit(f"{read} of {messages} messages were read")
 
 
-# --- the table ------------------------------------------------------------------------------------
-
-#: figure -> (its name in the table, its peers with the floors of the ratios)
-SINKS = {
-    "direct_sink": (
-        "sink, direct, synced",
-        (("kafka_synced_sink", "Kafka with flush.messages=1", 1.2), ("kafka_sink", "Kafka", 0.8)),
-    ),
-    "staged_sink": ("sink, staged, synced", (("direct_sink", "direct", 0.4),)),
-}
-SOURCES = {"raymq_source": ("source", (("kafka_source", "Kafka", 1.3),))}
-DATA = {"ray_data_MB_s": ("Ray Data read", (("consumer_MB_s", "a consumer", 0.5),))}
-PEERS = {
-    "kafka_sink": "Kafka's sink, not synced",
-    "kafka_synced_sink": "Kafka's sink, flush.messages=1",
-    "kafka_source": "Kafka's source",
-    "consumer_MB_s": "a consumer's poll_batch",
-}
-
-
-def table(rounds: Rounds) -> list[Line]:
-    """The figures, with their peers and floors."""
-    have = rounds.all()
-
-    def figure(name: str) -> str:
-        return f"{rounds.median(name):,.0f} {'MB/s' if name.endswith('MB_s') else 'rows/s'}"
-
-    lines = [
-        Line(text, figure(name), remark="peer") for name, text in PEERS.items() if name in have
-    ]
-    for name, (what, peers) in (SINKS | SOURCES | DATA).items():
-        for peer, text, bound in peers:
-            if name in have:
-                ratio = rounds.ratio(name, peer)
-                lines.append(
-                    Line(what, figure(name), f"{ratio:.2f} x {text}", at_least(bound), ratio)
-                )
-    return lines
-
-
-def main() -> None:
-    """Measure, print, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rows")
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    machine_load.option(parser)
-    floors.options(parser)
-    options = parser.parse_args()
-    options.directory.mkdir(parents=True, exist_ok=True)
-
-    rounds = Rounds()
+def measure(options: argparse.Namespace, rounds: Rounds) -> None:
+    """The parts that are wanted."""
     rows = 100_000 if options.quick else 400_000
-    parts = [options.only] if options.only else PARTS
-    if {"sink", "source"} & set(parts):
-        run_spark(options.directory, rounds, rows, parts, busy=options.busy)
-    if "data" in parts:
-        run_data(options.directory, rounds, rows, busy=options.busy)
-    if options.json:
-        options.json.write_text(json.dumps(rounds.all(), indent=1))
-    title = machine_load.BUSY_TITLE if options.busy else ""
-    sys.exit(floors.report(table(rounds), check=options.check, title=title))
+    if {"sink", "source"} & set(options.only):
+        run_spark(options, rounds, rows)
+    if "data" in options.only:
+        run_data(options, rounds, rows)
 
+
+KAFKA, SYNCED, DIRECT = "kafka_sink_rows_s", "kafka_synced_sink_rows_s", "direct_sink_rows_s"
+SOURCE, CONSUMER = "kafka_source_rows_s", "consumer_rows_s"
+ROWS = [
+    Row("Kafka's sink, not synced", KAFKA, remark="peer"),
+    Row("Kafka's sink, flush.messages=1", SYNCED, remark="peer"),
+    Row("Kafka's source", SOURCE, remark="peer"),
+    Row("a consumer's poll_batch", CONSUMER, remark="peer"),
+    Row("sink, direct, synced", DIRECT, SYNCED, "Kafka with flush.messages=1", at_least(1.2)),
+    Row("sink, direct, synced", DIRECT, KAFKA, "Kafka", at_least(0.8)),
+    Row("sink, staged, synced", "staged_sink_rows_s", DIRECT, "direct", at_least(0.4)),
+    Row("source", "raymq_source_rows_s", SOURCE, "Kafka", at_least(1.3)),
+    Row("Ray Data read", "ray_data_rows_s", CONSUMER, "a consumer", at_least(0.5)),
+]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, ROWS, parts=PARTS)

@@ -18,16 +18,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from benchmarks import floors, machine_load
-from benchmarks.floors import Floor, Line, at_least
-from benchmarks.put import Rounds
+from benchmarks.floors import Floor, at_least
+from benchmarks.rounds import Rounds, Row, in_turn, run, tell
 
 ROOT = Path(__file__).resolve().parents[1]
 #: small messages were not gathered yet
 BEFORE = "31cce810^"
 ROUNDS = 10
-SECONDS = 1.0
 #: burst -> what it is, and the floor of its ratio to BEFORE
 BURSTS: dict[str, tuple[str, Floor | None]] = {
     "one_thread": ("one thread", None),
@@ -84,51 +83,28 @@ def checked_out(commit: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def measure(before: Worker, now: Worker, rounds: int, seconds: float) -> Rounds:
+def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     """Let both take turns. The one that begins changes from round to round."""
-    found = Rounds()
-    for number in range(rounds):
-        print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        for burst in BURSTS:
-            sides = [("before", before), ("now", now)]
-            for name, worker in sides if number % 2 else sides[::-1]:
-                found.note(f"{burst}_{name}", worker.run(burst, seconds))
-    return found
-
-
-def table(found: Rounds, *, has_floors: bool) -> Iterator[Line]:
-    """The lines of the report. Args: `has_floors`: the commit is the one that the floors are about."""
-    for burst, (what, floor) in BURSTS.items():
-        before, now = found.median(f"{burst}_before"), found.median(f"{burst}_now")
-        ratio = found.ratio(f"{burst}_now", f"{burst}_before")
-        figure = f"{now:,.0f}/s, before {before:,.0f}/s"
-        yield Line(what, figure, f"{ratio:.2f} x", floor if has_floors else None, ratio)
-
-
-def main() -> int:
-    """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("commit", nargs="?", default=BEFORE, metavar="COMMIT")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help="three rounds")
-    parser.add_argument("--directory", type=Path, default=Path.home())
-    machine_load.option(parser)
-    floors.options(parser)
-    options = parser.parse_args()
-
-    options.directory.mkdir(parents=True, exist_ok=True)
-    rounds = 3 if options.quick else options.rounds
+    tell(f"beside {options.commit}")
+    side = "before" if options.commit == BEFORE else "other"
     with checked_out(options.commit) as tree, contextlib.ExitStack() as workers:
         before = workers.enter_context(contextlib.closing(Worker(tree, options.directory)))
         now = workers.enter_context(contextlib.closing(Worker(ROOT, options.directory)))
-        with machine_load.load(options.busy):
-            found = measure(before, now, rounds, SECONDS)
-    lines = list(table(found, has_floors=options.commit == BEFORE))
-    title = f"now, beside {options.commit}" + (
-        f"; {machine_load.BUSY_TITLE}" if options.busy else ""
-    )
-    return floors.report(lines, check=options.check, title=title)
+        for number in in_turn(3 if options.quick else options.rounds):
+            for burst in BURSTS:
+                sides = [(f"_{side}", before), ("", now)]
+                for end, worker in sides if number % 2 else sides[::-1]:
+                    rounds.note(f"{burst}{end}_per_s", worker.run(burst, 1.0))
 
+
+#: floors are of the default commit
+ROWS = [
+    Row(what, f"{name}_per_s", f"{name}_{side}_per_s", side, floor if side == "before" else None)
+    for name, (what, floor) in BURSTS.items()
+    for side in ("before", "other")
+]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    more: dict[str, dict[str, Any]] = {"--rounds": {"type": int, "default": ROUNDS}}
+    more["commit"] = {"nargs": "?", "default": BEFORE, "metavar": "COMMIT"}
+    run(__doc__, measure, ROWS, options=more)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -21,55 +20,47 @@ import raymq
 
 BODY = os.urandom(1024)
 QUEUES = 4
-#: batches without a receipt
-UNDER_WAY = 16
 #: longest wait for the zeros that a shard writes ahead: a full disk would never have them
 PREWRITTEN_S = 30
 
 
-def waiting_threads(cluster: Any, count: int, seconds: float) -> float:
-    """Messages per second of threads that wait for each receipt."""
-    stop = time.perf_counter() + seconds
-    sent = [0] * count
+def burst(cluster: Any, callers: int, rows: int, in_flight: int, seconds: float) -> float:
+    """Messages or batches per second of threads that each have so many without a receipt."""
+    table = pa.table({"body": pa.array([BODY] * rows, pa.binary())})
+    done = [0] * callers
     with cluster.producer() as producer:
 
         def work(number: int) -> None:
-            while time.perf_counter() < stop:
-                producer.send("t", BODY).result(60)
-                sent[number] += 1
+            under_way: deque[Any] = deque()
+            turn = number
+            while True:
+                if len(under_way) < in_flight and time.perf_counter() < stop:
+                    if rows == 1:
+                        sent = producer.send("t", BODY)
+                    else:
+                        sent = producer.send_batch("t", table, queue_id=turn % QUEUES)
+                    under_way.append(sent if isinstance(sent, list) else [sent])
+                    turn += 1
+                elif under_way:
+                    for future in under_way.popleft():
+                        future.result(60)
+                    done[number] += 1
+                else:
+                    return
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
         begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return sum(sent) / (time.perf_counter() - begin)
+        stop = begin + seconds
+        with ThreadPoolExecutor(callers) as pool:
+            list(pool.map(work, range(callers)))
+        return sum(done) / (time.perf_counter() - begin)
 
 
-def batches(cluster: Any, rows: int, seconds: float) -> float:
-    """Batches per second, of which UNDER_WAY wait for their receipts."""
-    table = pa.table({"body": pa.array([BODY] * rows, pa.binary())})
-    under_way: deque[Any] = deque()
-    count = 0
-    with cluster.producer() as producer:
-        begin = time.perf_counter()
-        while time.perf_counter() < begin + seconds or under_way:
-            if time.perf_counter() < begin + seconds and len(under_way) < UNDER_WAY:
-                under_way.append(producer.send_batch("t", table, queue_id=count % QUEUES))
-                count += 1
-            else:
-                futures = under_way.popleft()
-                for future in futures if isinstance(futures, list) else [futures]:
-                    future.result(60)
-        return count / (time.perf_counter() - begin)
-
-
-BURSTS: dict[str, Callable[[Any, float], float]] = {
-    "one_thread": lambda cluster, seconds: waiting_threads(cluster, 1, seconds),
-    "64_threads": lambda cluster, seconds: waiting_threads(cluster, 64, seconds),
-    "batches_of_20": lambda cluster, seconds: batches(cluster, 20, seconds),
-    "batches_of_900": lambda cluster, seconds: batches(cluster, 900, seconds),
+#: callers, rows of each send, sends without a receipt
+BURSTS = {
+    "one_thread": (1, 1, 1),
+    "64_threads": (64, 1, 1),
+    "batches_of_20": (1, 20, 16),
+    "batches_of_900": (1, 900, 16),
 }
 
 
@@ -83,18 +74,17 @@ def await_prewritten(cluster: Any) -> None:
 
 def main() -> None:
     """Serve the bursts. Argument: the directory in which the cluster's data directory is made."""
-    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory:
-        cluster = raymq.start(f"{directory}/data", shards=1, ephemeral=True)
-        try:
-            cluster.create_topic("t", queues=QUEUES)
-            print(raymq.__file__, flush=True)
-            for line in sys.stdin:
-                name, seconds = line.split()
-                rate = BURSTS[name](cluster, float(seconds))
-                await_prewritten(cluster)
-                print(rate, flush=True)
-        finally:
-            cluster.stop()
+    with (
+        tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory,
+        raymq.start(f"{directory}/data", shards=1, ephemeral=True) as cluster,
+    ):
+        cluster.create_topic("t", queues=QUEUES)
+        print(raymq.__file__, flush=True)
+        for line in sys.stdin:
+            name, seconds = line.split()
+            rate = burst(cluster, *BURSTS[name], float(seconds))
+            await_prewritten(cluster)
+            print(rate, flush=True)
 
 
 if __name__ == "__main__":

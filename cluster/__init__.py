@@ -4,7 +4,6 @@ start          creates a cluster, or resumes one
 connect        finds a running cluster
 cluster        `Cluster`, from which producers and consumers are made
 stop           ends a cluster
-locked_call    what `start` and `stop` have in common
 record/        what is known of a cluster without Ray: its options, its directory, its placement
 deploy/        the Ray under a cluster, and its actors
 controller/    the controller of a cluster, which watches its replicas

@@ -5,12 +5,11 @@ The call is the same after a crash, in a new Ray and with a new version.
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
@@ -25,8 +24,8 @@ from .deploy import actor_set, owned_ray, ray_host, run_sweep
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import save_endpoints
 from .deploy.start_checks import check_addresses, check_pools
-from .locked_call import LockedCall
 from .operations import add_shards
+from .operations.context import DirectoryCall
 from .record import cluster_record
 from .record.cluster_record import ClusterRecord, StartOptions
 from .record.paths import (
@@ -37,11 +36,6 @@ from .record.paths import (
     volatile_reason,
 )
 from .record.placement import NODE_HOST
-
-if TYPE_CHECKING:
-    pass
-
-logger = logging.getLogger("raymq")
 
 
 class StartPlan(NamedTuple):
@@ -172,37 +166,36 @@ def start(
 
     with directory_lock(paths, files):
         plan = plan_start(paths, wanted, ephemeral=ephemeral, files=files)
-        return _Start(paths, files, timeout_s, progress).run(plan, address)
+        call = _Start(lambda: paths, timeout_s=timeout_s, progress=progress)
+        return call.run(plan, address)
 
 
-class _Start(LockedCall):
+class _Start(DirectoryCall):
     """A call of `start`."""
 
     def run(self, plan: StartPlan, address: str | None) -> Cluster:
         """Create or find the actors. Returns: a handle on the cluster, which serves."""
-        paths, files = self._paths, self._files
+        paths, files = self.paths, self.files
         stored, record = plan
         first = stored is None
         token = load_or_make_token(paths, files)
         ca = _save_authority(paths, record, files)
-        run_sweep.sweep(files, self._clock)
+        run_sweep.sweep(files, self.clock)
         target, answers_s = self._find_or_start_ray(record, address, first=first)
 
         with ray_host.session(target, answers_s) as ray:
-            self._report(
+            self.report(
                 f"starting {record.shards} shard(s) of {record.name!r} in Ray at {target.address}"
             )
             if record.nodes is None and not record.has_one_replica:
-                self._report(cluster_record.protection(record.replicas, None))
+                self.report(cluster_record.protection(record.replicas, None))
             for line in check_addresses(ray, record, first=first):
-                self._warn(line)
+                self.warn(line)
             if first:
-                self._save(record)
+                self.save(record)
 
-            actors, ours = actor_set.converge(
-                ray, record, paths, token, ca, timeout_s=self._left_s()
-            )
-            self._save(record)
+            actors, ours = actor_set.converge(ray, record, paths, token, ca, timeout_s=self.left_s)
+            self.save(record)
 
             # "auto" may mean another Ray in another shell.
             target = replace(target, address=ray.get_runtime_context().gcs_address)
@@ -211,47 +204,41 @@ class _Start(LockedCall):
             endpoints = actor_set.wait_running(
                 ray,
                 actors,
-                clock=self._clock,
-                timeout_s=self._left_s(),
-                progress=self._report,
-                warn=self._warn,
+                clock=self.clock,
+                timeout_s=self.left_s,
+                progress=self.report,
+                warn=self.warn,
             )
-            controller_actor.make(ray, record, paths, clock=self._clock, warn=self._warn)
+            controller_actor.make(ray, record, paths, clock=self.clock, warn=self.warn)
 
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
         # From now on an empty store is a lost one.
         if record.now_formed() != record:
             record = record.now_formed()
-            self._save(record)
+            self.save(record)
 
         cluster_record.remember(record, paths, files)
         cluster = local_handle(
             paths, record, token, endpoints, target.address, ca, stop_on_exit=ours
         )
         if record.joined_shards is not None:
-            add_shards.join(cluster, record, files, self._report)
-        self._report(
+            add_shards.join(cluster, record, files, self.report)
+        self.report(
             f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}"
         )
         return cluster
-
-    def _left_s(self) -> float:
-        return max(0.0, (self._deadline - self._clock.monotonic_ms()) / 1000)
-
-    def _save(self, record: ClusterRecord) -> None:
-        cluster_record.save_record(self._paths, record, self._files)
 
     def _find_or_start_ray(
         self, record: ClusterRecord, address: str | None, *, first: bool
     ) -> tuple[RayTarget, float | None]:
         """Find or start the Ray. Returns: that Ray, and the time it may take to answer (None: it has answered)."""
-        target = ray_host.find_ray(self._paths, address, self._files)
+        target = ray_host.find_ray(self.paths, address, self.files)
         if target is None:
             return self._start_own_ray(record, first=first), None
         if target.owned is None:
-            self._report(f"waiting for Ray at {target.address} to answer")
-            return target, self._left_s()
+            self.report(f"waiting for Ray at {target.address} to answer")
+            return target, self.left_s
         if self._leave_if_dying(target, target.owned):
             target = self._start_own_ray(record, first=first)
         return target, None
@@ -264,21 +251,21 @@ class _Start(LockedCall):
         """
 
         def why_unhealthy() -> str | None:
-            return owned_ray.why_unhealthy(owned, self._files)
+            return owned_ray.why_unhealthy(owned, self.files)
 
         fault = why_unhealthy()
         if fault is None and ray_host.connected_address() is None:
-            self._report(f"waiting for Ray at {target.address} to answer")
+            self.report(f"waiting for Ray at {target.address} to answer")
             fault = ray_host.wait_for_answer(
                 target,
-                timeout_s=self._timeout_s,
-                clock=self._clock,
+                timeout_s=self.timeout_s,
+                clock=self.clock,
                 why_unhealthy=why_unhealthy,
             )
             if fault is not None and why_unhealthy() is None:
                 raise Unavailable(
                     f"Ray at {target.address} does not answer: {fault}. End it with `raymq stop "
-                    f"{shlex.quote(str(self._paths.data_dir))}`",
+                    f"{shlex.quote(str(self.paths.data_dir))}`",
                     address=target.address,
                 )
 
@@ -292,7 +279,7 @@ class _Start(LockedCall):
         A first start that fails here fixes no options, unless it leaves a Ray: the next start may choose others.
         Raises: Rejected for a cluster over several nodes; Unavailable.
         """
-        paths, files = self._paths, self._files
+        paths, files = self.paths, self.files
         if record.nodes is not None:
             raise Rejected(
                 "a cluster over several nodes runs in a Ray that runs on them already: start Ray on "
@@ -301,17 +288,17 @@ class _Start(LockedCall):
             )
 
         if first:
-            self._save(record)
+            self.save(record)
 
         try:
             owned = owned_ray.start_owned(
                 paths,
                 files=files,
-                clock=self._clock,
-                progress=self._report,
+                clock=self.clock,
+                progress=self.report,
                 # With TLS the certificate names Ray's address, and Ray accepts only drivers with a certificate.
                 loopback=tls.is_loopback(record.host) and not tls.wanted(os.environ),
-                timeout_s=self._left_s(),
+                timeout_s=self.left_s,
             )
         except RayMQError:
             # If a Ray is left, `stop` needs the record to end it.
@@ -320,8 +307,7 @@ class _Start(LockedCall):
             raise
 
         # A Ray that started slowly leaves the shards some time.
-        at_least_ms = self._clock.monotonic_ms() + int(min(self._timeout_s, SHARDS_S) * 1000)
-        self._deadline = max(self._deadline, at_least_ms)
+        self.extend_deadline(min(self.timeout_s, SHARDS_S))
         return RayTarget(address=owned.address, owned=owned)
 
 

@@ -11,7 +11,7 @@ from raymq.store.base.files import Files
 from .controller import controller_actor
 from .deploy import actor_end, actor_states, owned_ray, ray_host, run_sweep
 from .deploy.ray_host import Progress, RayTarget
-from .locked_call import LockedCall
+from .operations.context import DirectoryCall
 from .record import cluster_record
 from .record.cluster_record import ClusterRecord
 from .record.paths import ClusterPaths, directory_lock
@@ -70,16 +70,16 @@ def stop(
         message = f"{paths.data_dir} is not the data directory of a cluster (no cluster.json)"
         raise Rejected(message, field="target")
     with directory_lock(paths, files):
-        return _Stop(paths, files, timeout_s, progress).run(record)
+        return _Stop(lambda: paths, timeout_s=timeout_s, progress=progress).run(record)
 
 
-class _Stop(LockedCall):
+class _Stop(DirectoryCall):
     """A call of `stop`."""
 
     def run(self, record: ClusterRecord) -> StopReport:
         """Close the actors, end Ray if `start` started it, and remove their files in /tmp."""
-        paths, files = self._paths, self._files
-        self._report(f"stopping cluster {record.name!r} of {paths.data_dir}")
+        paths, files = self.paths, self.files
+        self.report(f"stopping cluster {record.name!r} of {paths.data_dir}")
 
         recorded = ray_host.load_target(paths, files)
         running = ray_host.running_target(paths, files)
@@ -87,16 +87,16 @@ class _Stop(LockedCall):
         ray_outcome = "not running" if outcomes is None else "left running"
 
         if recorded is not None and recorded.owned is not None:
-            self._report("stopping Ray")
+            self.report("stopping Ray")
             ray_host.leave(recorded.owned)
-            owned_ray.stop_owned(paths, files=files, clock=self._clock)
+            owned_ray.stop_owned(paths, files=files, clock=self.clock)
             ray_outcome = "not running" if outcomes is None else "stopped"
         elif recorded is not None:
             files.unlink(paths.ray)
 
         shards, replicas = range(record.shards), range(record.replicas)
         closed = [paths.replica(shard, replica) for shard in shards for replica in replicas]
-        run_sweep.sweep(files, self._clock, closed)
+        run_sweep.sweep(files, self.clock, closed)
 
         actors = outcomes or {}
         clean = all(outcome in ("closed", "not running") for outcome in actors.values())
@@ -109,7 +109,7 @@ class _Stop(LockedCall):
             return (
                 None
                 if running.owned is None
-                else owned_ray.why_unhealthy(running.owned, self._files)
+                else owned_ray.why_unhealthy(running.owned, self.files)
             )
 
         try:
@@ -118,15 +118,15 @@ class _Stop(LockedCall):
                 raise Unavailable(fault, address=running.address)
 
             # A server of Ray may stop or end at any time before the answer.
-            with ray_host.session(running, self._timeout_s, why_unhealthy=why_unhealthy) as ray:
-                if actor_states.is_another(ray, record, clock=self._clock):
+            with ray_host.session(running, self.timeout_s, why_unhealthy=why_unhealthy) as ray:
+                if actor_states.is_another(ray, record, clock=self.clock):
                     # The cluster's Ray has ended, and the Ray at this address runs another cluster.
                     other = f"another cluster named {record.name!r}"
-                    self._report(f"{other} runs in Ray at {running.address}")
+                    self.report(f"{other} runs in Ray at {running.address}")
                     return None
-                self._report(f"closing {record.shards} shard(s) of {record.name!r}")
-                ended = controller_actor.close(ray, record, clock=self._clock)
-                closed = actor_end.close(ray, record, clock=self._clock, timeout_s=self._timeout_s)
+                self.report(f"closing {record.shards} shard(s) of {record.name!r}")
+                ended = controller_actor.close(ray, record, clock=self.clock)
+                closed = actor_end.close(ray, record, clock=self.clock, timeout_s=self.timeout_s)
                 return {**ended, **closed}
         except Unavailable as error:
             # A Ray that `start` started is ended anyway. Any other Ray is the caller's to repair.

@@ -6,6 +6,7 @@ spark_engine     that of Spark
 ray_data_engine  that of Ray Data
 plan             options, and the distributions of sizes and keys
 worker_pool      the workers, as plain processes or as Ray tasks
+callers          the load of one process, with rows that were made before
 worker           one worker: it sends, reads or verifies
 job              the workers' jobs, clock and figures
 send             how a worker sends

@@ -127,7 +127,8 @@ class BenchPlan:
     warmup_s: float = 2.0
     size: Sizes = FixedSize(1024)
     keys: Keys | None = None
-    api: Literal["batches", "messages"] = "batches"
+    #: "columns" and "tasks" are for callers.py alone
+    api: Literal["batches", "messages", "columns", "tasks"] = "batches"
     acks: Acks = "quorum"
     #: mode consume: messages that are sent before, unmeasured
     messages: int = 200_000

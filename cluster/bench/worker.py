@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 from raymq.cluster.cluster import Cluster
-from raymq.store.base.errors import Bug, RayMQError
+from raymq.store.base.errors import Bug, RayMQError, require
 
 from .check import verify
 from .job import READY, BenchClock, Control, Job
@@ -43,6 +43,7 @@ def work(
 
 
 def _produce(job: Job, cluster: Cluster, control: Control, clock: BenchClock) -> Iterator[object]:
+    require(job.plan.api in ("batches", "messages"), "an api of workers", api=job.plan.api)
     kind = MessageTransport if job.plan.api == "messages" else BatchTransport
     transport: BenchTransport = kind(cluster, job.plan)
     with contextlib.closing(transport):

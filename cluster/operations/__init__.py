@@ -1,6 +1,7 @@
 """The operations of an operator on a cluster that runs, each as a function over `ClusterHandle`.
 
-context          `OperationCall`: lock, record, Ray, deadline and progress of one call, replicas made and awaited
+context          `DirectoryCall` of `start` and `stop`: record, deadline and progress of one call. `OperationCall` of
+                 operations, too: lock, Ray, replicas made and awaited
 replace_replica  gives the place of a lost replica to a new, empty one
 set_replicas     gives the shards of a cluster of one replica further replicas
 recover_shard    goes on without a majority of the replicas of a shard, when its operator says so

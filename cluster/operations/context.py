@@ -1,4 +1,4 @@
-"""What operations have in common: `OperationCall`, and what is refused by several of them."""
+"""What `start`, `stop` and operations have in common, and what is refused by several operations."""
 
 from __future__ import annotations
 
@@ -119,11 +119,67 @@ def check_node(
     node_labels.check_nodes(ray, [where], first=False)
 
 
-class OperationCall:
-    """One call of an operation: the cluster's record under its lock, the Ray, the deadline, and the progress."""
+class DirectoryCall:
+    """One call that works on a data directory: its record, its deadline, and its progress."""
 
-    #: of cluster.json, inside `locked`
+    #: of cluster.json
     record: ClusterRecord
+
+    def __init__(
+        self,
+        find_paths: Callable[[], ClusterPaths],
+        *,
+        timeout_s: float,
+        progress: Progress | None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._find_paths = find_paths
+        self.clock = clock or Clock()
+        self.files = Files()
+        #: each takes a line of progress
+        self.report = progress or logger.info
+        self.warn = progress or logger.warning
+        self.set_deadline(timeout_s)
+
+    @property
+    def paths(self) -> ClusterPaths:
+        """The data directory. Raises: Rejected on another machine."""
+        return self._find_paths()
+
+    def save(self, record: ClusterRecord) -> None:
+        """Write a new record. Durable: at return."""
+        cluster_record.save_record(self.paths, record, self.files)
+        self.record = record
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def set_deadline(self, timeout_s: float) -> None:
+        """Give the call so many seconds from now on."""
+        self.timeout_s = timeout_s
+        self._deadline_ms = self.clock.monotonic_ms() + int(timeout_s * 1000)
+
+    def extend_deadline(self, at_least_s: float) -> None:
+        """Leave the call at least so many seconds from now on."""
+        least_ms = self.clock.monotonic_ms() + int(at_least_s * 1000)
+        self._deadline_ms = max(self._deadline_ms, least_ms)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, (self._deadline_ms - self.clock.monotonic_ms()) / 1000)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline is over."""
+        return self.clock.monotonic_ms() > self._deadline_ms
+
+
+class OperationCall(DirectoryCall):
+    """One call of an operation: the cluster's record under its lock, the Ray, the deadline, and the progress.
+
+    `record` is known inside `locked`.
+    """
+
     #: the module ray, inside `session`
     ray: Any
 
@@ -135,30 +191,17 @@ class OperationCall:
         progress: Progress | None,
         clock: Clock | None = None,
     ) -> None:
+        find_paths = partial(local_paths, cluster)
+        super().__init__(find_paths, timeout_s=timeout_s, progress=progress, clock=clock)
         self.cluster = cluster
-        self.clock = clock or Clock()
-        self.files = Files()
-        #: takes a line of progress
-        self.report = progress or logger.info
-        self.set_deadline(timeout_s)
 
     # --- the cluster and its record ---------------------------------------------------------------
-
-    @property
-    def paths(self) -> ClusterPaths:
-        """The data directory. Raises: Rejected on another machine."""
-        return local_paths(self.cluster)
 
     def load(self) -> None:
         """Read the record. Raises: Rejected without one; Corrupt."""
         record = cluster_record.load_record(self.paths, self.files)
         if record is None:
             raise Rejected(f"{self.paths.data_dir} has no cluster.json", field="target")
-        self.record = record
-
-    def save(self, record: ClusterRecord) -> None:
-        """Write a new record. Durable: at return."""
-        cluster_record.save_record(self.paths, record, self.files)
         self.record = record
 
     @contextmanager
@@ -176,7 +219,7 @@ class OperationCall:
             again = f"raymq start {shlex.quote(str(self.paths.data_dir))}"
             message = f"the Ray of cluster {self.record.name!r} does not run: {again}"
             raise Unavailable(message, path=self.paths.data_dir)
-        with ray_host.session(running, self._timeout_s) as self.ray:
+        with ray_host.session(running, self.timeout_s) as self.ray:
             yield
 
     def update_handle(self) -> None:
@@ -184,23 +227,6 @@ class OperationCall:
         self.cluster.replicas, self.cluster.placement = self.record.replicas, self.record.placement
         if self.record.placement is not None:
             save_endpoints(self.paths, self.cluster.endpoints, self.files)
-
-    # --- time -------------------------------------------------------------------------------------
-
-    def set_deadline(self, timeout_s: float) -> None:
-        """Give the operation so many seconds from now on."""
-        self._timeout_s = timeout_s
-        self._deadline_ms = self.clock.monotonic_ms() + int(timeout_s * 1000)
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return max(0.0, (self._deadline_ms - self.clock.monotonic_ms()) / 1000)
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the deadline is over."""
-        return self.clock.monotonic_ms() > self._deadline_ms
 
     # --- what replicas say ------------------------------------------------------------------------
 

@@ -59,6 +59,15 @@ def test_the_deadline_counts_from_the_last_time_that_it_was_set(tmp_path: Path) 
     assert (operation.left_s, operation.is_late) == (5.0, False)
 
 
+def test_a_deadline_is_extended_and_never_moved_nearer(tmp_path: Path) -> None:
+    operation = call(tmp_path, timeout_s=60)
+    operation.extend_deadline(30)
+    assert operation.left_s == 60.0
+    operation.clock.sleep_ms(50_000)
+    operation.extend_deadline(30)
+    assert operation.left_s == 30.0
+
+
 def test_only_the_wanted_actors_of_a_record_are_made_and_those_that_run_are_kept(
     tmp_path: Path,
 ) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from raymq.cluster import locked_call
 from raymq.cluster.deploy import owned_ray, ray_host
 from raymq.cluster.deploy.ray_host import RayTarget
+from raymq.cluster.operations import context
 from raymq.store.base.clock import Clock
 
 
@@ -127,7 +127,7 @@ def install(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(ray_host, "session", session)
     monkeypatch.setattr(owned_ray, "start_owned", no_own_ray)
     monkeypatch.setattr(ray_host, "_listens", lambda address: True)
-    monkeypatch.setattr(locked_call, "Clock", JumpingClock)
+    monkeypatch.setattr(context, "Clock", JumpingClock)
     monkeypatch.setenv("RAYMQ_HOME", str(home))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
