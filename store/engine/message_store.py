@@ -199,22 +199,17 @@ class MessageStore:
             snapshots=snapshots,
         )
 
-        inner_put, first_put = (
-            InnerPut(
-                log,
-                state,
-                put_lock=put_lock,
-                stats=self.stats,
-                records=records,
-                snapshots=snapshots,
-                check_open=check_open,
-                check_leads=check_leads,
-            )
-            for check_open, check_leads in (
-                (put_path.check_open, put_path.check_leads),
-                (lambda: None, lambda: None),
-            )
+        make_inner_put = partial(
+            InnerPut,
+            log,
+            state,
+            put_lock=put_lock,
+            stats=self.stats,
+            records=records,
+            snapshots=snapshots,
         )
+        inner_put = make_inner_put(check_open=put_path.check_open, check_leads=put_path.check_leads)
+        first_put = make_inner_put(check_open=lambda: None, check_leads=lambda: None)
         return snapshots, put_path, inner_put, first_put
 
     @classmethod
