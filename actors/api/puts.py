@@ -1,0 +1,124 @@
+"""Puts and their acks as a client and a shard exchange them, whatever carries them.
+
+message  {"id","topic","queue","pid","epoch","seq","acks","read"} and PUT_SCHEMA. Ids grow. "read" is the id of the
+         last ack that the client has read. Without it acks may come a little later.
+         Columns that few puts have travel in the metadata: protocol/column_puts.py
+         Small puts travel as bytes without an Arrow batch instead, many in one message: protocol/small_puts.py
+acks     {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}, in the
+         order of the puts; sometimes with "window": how many unanswered bytes the client may send
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from raymq.actors.protocol import flight_messages
+from raymq.actors.protocol.column_puts import unpack_columns, unpack_meta
+from raymq.actors.protocol.small_puts import unpack_puts
+from raymq.store.base.errors import Bug, RayMQError, Rejected, to_wire
+from raymq.store.records.requests import PutOutcome, PutRequest
+
+from .shard_api import PutTicket, ShardBackend, put_request
+
+#: the ack of a stored put, filled with its id and its PutOutcome: as JSON makes it, in a third of the time
+_ACK_TEMPLATE = (
+    b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
+)
+
+
+class ReceivedPuts(NamedTuple):
+    """The puts of one message, each as a request or the error that refuses it."""
+
+    #: of the puts, or [0] if they cannot be read
+    ids: list[int]
+    requests: Sequence[PutRequest | RayMQError]
+    #: id of the last ack that the client has read
+    read: int
+
+    @property
+    def producer_waits(self) -> bool:
+        """Whether the client has read all earlier acks, and so may be waiting for these."""
+        return self.read == self.ids[0] - 1
+
+
+def unpack_message(
+    metadata: bytes,
+    columns: pa.RecordBatch | pa.Buffer | None,
+    born_host: tuple[str, int] | None = None,
+) -> ReceivedPuts:
+    """The puts of a message, all of them refused if one is malformed. Args: `born_host`: as of `PutRequest`."""
+    ids, read = [0], -1
+    error: RayMQError
+    try:
+        puts: Sequence[tuple[dict[str, Any], Any]] | None
+        puts = unpack_puts(metadata) if columns is None else None
+        if puts is None:
+            meta, rest = unpack_meta(metadata)
+            ids = [int(meta["id"])]
+            puts = [(meta, unpack_columns(meta, columns, rest))]
+        else:
+            ids = [meta["id"] for meta, _ in puts]
+        read = int(puts[0][0].get("read", -1))
+        requests = [put_request(meta, batch, born_host) for meta, batch in puts]
+        return ReceivedPuts(ids, requests, read)
+    except RayMQError as refusal:
+        error = refusal
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as wrong:
+        bad = f"bad put metadata: {wrong!r}"
+        error = Rejected(bad, field="metadata", limit="raymq.actors.protocol")
+    except Exception as fault:
+        # The puts after it must still be answered.
+        error = Bug(f"put: {fault!r}")
+    return ReceivedPuts(ids, [error] * len(ids), read)
+
+
+def put_all(
+    backend: ShardBackend,
+    requests: Sequence[PutRequest | RayMQError],
+    notify: Callable[[], None] | None = None,
+    *,
+    producer_waits: bool,
+) -> list[PutTicket | RayMQError]:
+    """Put requests together, in their order. The answer to an error is itself. Args: as of `ShardBackend.put`."""
+    sound = [each for each in requests if isinstance(each, PutRequest)]
+    if not sound:
+        return [each for each in requests if isinstance(each, RayMQError)]
+    try:
+        results = iter(backend.put(sound, notify=notify, producer_waits=producer_waits))
+    except Exception as error:
+        # Without answers the producer would wait for these and all later puts without end.
+        fault = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
+        results = iter([fault] * len(sound))
+    return [each if isinstance(each, RayMQError) else next(results) for each in requests]
+
+
+def pack_acks(
+    answers: Iterable[tuple[int, PutTicket | RayMQError]], window: int | None = None
+) -> bytes:
+    """Acks of the puts with these ids as one message. Waits until they are finished.
+
+    Args: `window`: how many unanswered bytes the client may send; None: as many as before.
+    """
+    acks = b",".join([_pack_ack(number, result) for number, result in answers])
+    return b'{"acks":[%b]%b}' % (acks, b"" if window is None else b',"window":%d' % window)
+
+
+def unpack_acks(message: Any) -> tuple[list[dict[str, Any]], int | None]:
+    """The inverse of `pack_acks`: the acks and the window. Args: `message`: a buffer."""
+    fields = flight_messages.unpack(message)
+    return fields["acks"], fields.get("window")
+
+
+def _pack_ack(number: int, result: PutTicket | RayMQError) -> bytes:
+    try:
+        if isinstance(result, RayMQError):
+            raise result
+        return _ACK_TEMPLATE % (number, *result.wait())
+    except RayMQError as error:
+        return flight_messages.pack({"id": number, "error": to_wire(error)})
+    except Exception as error:
+        # Without an answer the producer would wait for this put and all later ones without end.
+        return flight_messages.pack({"id": number, "error": to_wire(Bug(f"put: {error!r}"))})
