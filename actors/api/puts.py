@@ -1,11 +1,13 @@
 """Puts and their acks as a client and a shard exchange them, whatever carries them.
 
-message  {"id","topic","queue","pid","epoch","seq","acks","read"} and PUT_SCHEMA. Ids grow. "read" is the id of the
-         last ack that the client has read. Without it acks may come a little later.
-         Columns that few puts have travel in the metadata: protocol/column_puts.py
-         Small puts travel as bytes without an Arrow batch instead, many in one message: protocol/small_puts.py
-acks     {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}, in the
-         order of the puts; sometimes with "window": how many unanswered bytes the client may send
+    message  {"id","topic","queue","pid","epoch","seq","acks","read"} and PUT_SCHEMA. Ids grow. "read" is the id of the
+             last ack that the client has read. Without it acks may come a little later.
+             Columns that few puts have travel in the metadata: protocol/column_puts.py
+             Small puts travel as bytes without an Arrow batch instead, many in one message: protocol/small_puts.py
+    acks     {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}, in the
+             order of the puts; sometimes with "window": how many unanswered bytes the client may send
+
+A new field of a put that is one for the batch is added here, to `PutRequest` and to `put_request`, which checks it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from raymq.actors.protocol import flight_messages
 from raymq.actors.protocol.column_puts import unpack_columns, unpack_meta
 from raymq.actors.protocol.small_puts import unpack_puts
 from raymq.store.base.errors import Bug, RayMQError, Rejected, to_wire
+from raymq.store.config.promise import ACKS
+from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import PutOutcome, PutRequest
 
-from .shard_api import PutTicket, ShardBackend, put_request
+from .call_arguments import check_integer, check_name, wrong_value
+from .shard_api import PutTicket, ShardBackend
 
 #: the ack of a stored put, filled with its id and its PutOutcome: as JSON makes it, in a third of the time
 _ACK_TEMPLATE = (
@@ -73,6 +78,54 @@ def unpack_message(
         # The puts after it must still be answered.
         error = Bug(f"put: {fault!r}")
     return ReceivedPuts(ids, [error] * len(ids), read)
+
+
+def put_request(
+    meta: dict[str, Any],
+    batch: pa.RecordBatch | SmallBatch,
+    born_host: tuple[str, int] | None = None,
+) -> PutRequest:
+    """A put as it came over the network. Args: `meta`: its metadata. `born_host`: as of `PutRequest`.
+
+    Raises: Rejected; KeyError, TypeError, ValueError for other metadata.
+    """
+    if isinstance(batch, SmallBatch):
+        # The fields of `unpack_puts` have their types.
+        return PutRequest(
+            meta["topic"],
+            meta["queue"],
+            batch,
+            meta["pid"],
+            meta["epoch"],
+            meta["seq"],
+            meta["acks"],
+            born_host=born_host,
+        )
+
+    acks = meta.get("acks", "quorum")
+    if acks not in ACKS:
+        raise wrong_value("acks", acks, f"use {' or '.join(map(repr, ACKS))}", ", ".join(ACKS))
+
+    producer_id, epoch, first_sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
+    # Ranges are checked with the batch, under the same names. To a producer "sequence" would mean a gap.
+    numbers = {"queue_id": meta["queue"], "epoch": epoch, "first_sequence": first_sequence}
+    for field, value in numbers.items():
+        if type(value) is not int:
+            check_integer(field, value)
+    if producer_id is not None and type(producer_id) is not int:
+        check_integer("producer_id", producer_id)
+
+    topic = check_name("topic", meta["topic"])
+    return PutRequest(
+        topic,
+        meta["queue"],
+        batch,
+        producer_id,
+        epoch,
+        first_sequence,
+        acks,
+        born_host=born_host,
+    )
 
 
 def put_all(

@@ -9,11 +9,11 @@
 A put stream is a sequence of `append` calls, which carry the messages of actors/api/puts.py. Each has its number,
 because Ray starts the calls of a concurrency group in any order:
 
-call      the stream's name, the number, how many messages; the sizes of each; their metadata, zeros up to a multiple of
-          8 bytes, and their columns as Arrow writes a batch
+call      the stream's name, the number, how many messages, the sizes of each; then of each its metadata, zeros up to a
+          multiple of 8 bytes, and its columns as Arrow writes a batch
 
 A call and its answer are a single `bytes`: the one type that Ray neither pickles nor copies more than once. Columns of
-more than INLINE_BYTES travel as buffers beside it, which Ray moves through the object store.
+more than INLINE_BYTES travel as buffers beside it, one or None per message, which Ray moves through the object store.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .small_puts import pack_puts
 INLINE_BYTES = 64 << 10
 #: longest wait of one read call: a reader that has left holds its thread no longer
 READ_WAIT_MS_MAX = 2_000
-#: where columns begin in a call that carries them. Sizes of batches as Arrow writes them are multiples of it
+#: where columns begin in a call that carries them. The structs below and batches as Arrow writes them keep to it, too
 _ALIGN = 8
 #: stream, number, how many messages
-_HEAD = struct.Struct("<16sQI")
-#: bytes of a message's metadata and of its columns; 0: it has none
+_HEAD = struct.Struct("<16sQI4x")
+#: bytes of a message's metadata and of its columns; 0: it has none, or they are beside the call
 _SIZES = struct.Struct("<II")
 
 #: a message of a put stream: its metadata and its columns
@@ -56,7 +56,7 @@ class Call(NamedTuple):
 
 def pack_call(
     stream: str, number: int, puts: Iterable[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]]
-) -> tuple[bytes] | tuple[bytes, list[pa.Buffer]]:
+) -> tuple[bytes] | tuple[bytes, list[pa.Buffer | None]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
     Args: `puts`: pairs of metadata, as in actors/api/puts.py, and batch. Small ones in a row share a message.
@@ -71,44 +71,37 @@ def pack_call(
             # As a whole buffer: a pickled slice of a batch would bring the whole batch with it.
             messages.append((metadata, columns.serialize()))
 
-    metas = [metadata for metadata, _ in messages]
-    buffers = [columns for _, columns in messages if columns is not None]
-    sizes = [
-        _SIZES.pack(len(metadata), columns.size if columns else 0) for metadata, columns in messages
-    ]
-    call = b"".join([_HEAD.pack(stream.encode(), number, len(messages)), *sizes, *metas])
-    if not buffers:
-        return (call,)
-    if sum(columns.size for columns in buffers) > INLINE_BYTES:
-        return call, buffers
-    return (b"".join([call, bytes(-len(call) % _ALIGN), *buffers]),)
+    buffers = [columns for _, columns in messages]
+    sizes = [0 if columns is None else columns.size for columns in buffers]
+    beside = sum(sizes) > INLINE_BYTES
+    parts = [_HEAD.pack(stream.encode(), number, len(messages))]
+    for (metadata, _), size in zip(messages, sizes, strict=True):
+        parts.append(_SIZES.pack(len(metadata), 0 if beside else size))
+    for metadata, columns in messages:
+        parts += (metadata, bytes(-len(metadata) % _ALIGN))
+        if columns is not None and not beside:
+            parts.append(columns)
+    call = b"".join(parts)
+    return (call, buffers) if beside else (call,)
 
 
 def unpack_call(call: bytes, buffers: list[Any] | None = None) -> Call:
     """The inverse of `pack_call`. Raises: Rejected for other arguments."""
     try:
         stream, number, count = _HEAD.unpack_from(call)
-        at = _HEAD.size + count * _SIZES.size
-        sizes = [*_SIZES.iter_unpack(call[_HEAD.size : at])]
-        metas = []
-        for size, _ in sizes:
-            metas.append(call[at : at + size])
-            at += size
+        whole, at = pa.py_buffer(call), _HEAD.size + count * _SIZES.size
+        messages: list[Message] = []
+        for size, columns_size in _SIZES.iter_unpack(call[_HEAD.size : at]):
+            columns_at = at + size + -size % _ALIGN
+            columns = whole.slice(columns_at, columns_size) if columns_size else None
+            messages.append((call[at : at + size], columns))
+            at = columns_at + columns_size
 
-        if buffers is None:
-            buffers, whole = [], pa.py_buffer(call)
-            at += -at % _ALIGN if at < len(call) else 0
-            for _, size in sizes:
-                if size:
-                    buffers.append(whole.slice(at, size))
-                    at += size
-        left = iter(buffers)
-        messages = [
-            (metadata, next(left) if size else None)
-            for metadata, (_, size) in zip(metas, sizes, strict=True)
-        ]
-        if at != len(call) or [*left]:
+        if at != len(call):
             raise ValueError(f"it has {len(call)} bytes, its sizes say {at}")
+        if buffers is not None:
+            pairs = zip(messages, buffers, strict=True)
+            messages = [(metadata, beside) for (metadata, _), beside in pairs]
         return Call(stream.rstrip(b"\0").decode("ascii", "replace"), number, messages)
-    except (StopIteration, TypeError, ValueError, IndexError, struct.error) as error:
+    except (TypeError, ValueError, IndexError, struct.error) as error:
         raise Rejected(f"bad call: {error!r}", field="call", limit="pack_call") from error

@@ -17,8 +17,8 @@ import ray.exceptions
 
 import raymq
 from raymq.actors.api.fetches import pack_request
-from raymq.actors.api.puts import pack_acks, unpack_acks, unpack_message
-from raymq.actors.api.shard_api import PutTicket, put_request
+from raymq.actors.api.puts import pack_acks, put_request, unpack_acks, unpack_message
+from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.protocol import ray_calls
 from raymq.actors.protocol.column_puts import pack_put
 from raymq.actors.protocol.ray_calls import INLINE_BYTES, Call, pack_call, unpack_call
@@ -269,13 +269,13 @@ def test_a_malformed_message_is_refused_in_its_place(backend: FakeBackend) -> No
 
 
 def malformed() -> Iterator[tuple[Any, ...]]:
-    yield from [(b"",), (b"{}", []), (bytes(28), [b""]), (b"\xff" * 28,), (None,)]
+    yield from [(b"",), (b"{}", []), (bytes(32), [b""]), (b"\xff" * 40,), (None,)]
     (call,) = pack_call("s", 1, [(meta(1), batch([b"x"]))])
     for length in range(len(call)):
         yield (call[:length],)
     yield (call + b"\0",)
     beside, buffers = pack_call("s", 1, [(meta(1), batch([b"x" * INLINE_BYTES]))])
-    yield from [(beside, []), (beside, buffers * 2), (beside,), (beside, 7)]
+    yield from [(beside, []), (beside, buffers * 2), (beside, 7)]
 
 
 def test_a_malformed_call_is_refused(backend: FakeBackend) -> None:
