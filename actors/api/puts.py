@@ -56,7 +56,6 @@ def unpack_message(
 ) -> ReceivedPuts:
     """The puts of a message, all of them refused if one is malformed. Args: `born_host`: as of `PutRequest`."""
     ids, read = [0], -1
-    error: RayMQError
     try:
         puts: Sequence[tuple[dict[str, Any], Any]] | None
         puts = unpack_puts(metadata) if columns is None else None
@@ -69,15 +68,12 @@ def unpack_message(
         read = int(puts[0][0].get("read", -1))
         requests = [put_request(meta, batch, born_host) for meta, batch in puts]
         return ReceivedPuts(ids, requests, read)
-    except RayMQError as refusal:
-        error = refusal
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as wrong:
-        bad = f"bad put metadata: {wrong!r}"
-        error = Rejected(bad, field="metadata", limit="raymq.actors.protocol")
-    except Exception as fault:
-        # The puts after it must still be answered.
-        error = Bug(f"put: {fault!r}")
-    return ReceivedPuts(ids, [error] * len(ids), read)
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        bad = f"bad put metadata: {error!r}"
+        refusal = Rejected(bad, field="metadata", limit="raymq.actors.protocol")
+        return ReceivedPuts(ids, [refusal] * len(ids), read)
+    except Exception as error:
+        return ReceivedPuts(ids, [_as_answer(error)] * len(ids), read)
 
 
 def put_request(
@@ -142,9 +138,7 @@ def put_all(
     try:
         results = iter(backend.put(sound, notify=notify, producer_waits=producer_waits))
     except Exception as error:
-        # Without answers the producer would wait for these and all later puts without end.
-        fault = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
-        results = iter([fault] * len(sound))
+        results = iter([_as_answer(error)] * len(sound))
     return [each if isinstance(each, RayMQError) else next(results) for each in requests]
 
 
@@ -170,8 +164,10 @@ def _pack_ack(number: int, result: PutTicket | RayMQError) -> bytes:
         if isinstance(result, RayMQError):
             raise result
         return _ACK_TEMPLATE % (number, *result.wait())
-    except RayMQError as error:
-        return flight_messages.pack({"id": number, "error": to_wire(error)})
     except Exception as error:
-        # Without an answer the producer would wait for this put and all later ones without end.
-        return flight_messages.pack({"id": number, "error": to_wire(Bug(f"put: {error!r}"))})
+        return flight_messages.pack({"id": number, "error": to_wire(_as_answer(error))})
+
+
+def _as_answer(error: Exception) -> RayMQError:
+    """An error as the answer of a put: without one the producer would wait for it and all later ones without end."""
+    return error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")

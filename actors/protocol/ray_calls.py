@@ -43,7 +43,7 @@ _HEAD = struct.Struct("<16sQI4x")
 _SIZES = struct.Struct("<II")
 
 #: a message of a put stream: its metadata and its columns
-Message = tuple[bytes, pa.Buffer | None]
+PutMessage = tuple[bytes, pa.Buffer | None]
 
 
 class Call(NamedTuple):
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
     stream: str
     number: int
-    messages: list[Message]
+    messages: list[PutMessage]
 
 
 def pack_call(
@@ -61,7 +61,7 @@ def pack_call(
 
     Args: `puts`: pairs of metadata, as in actors/api/puts.py, and batch. Small ones in a row share a message.
     """
-    messages: list[Message] = []
+    messages: list[PutMessage] = []
     for is_small, run in groupby(puts, lambda put: isinstance(put[1], SmallBatch)):
         if is_small:
             messages.append((pack_puts(run), None))
@@ -90,7 +90,7 @@ def unpack_call(call: bytes, buffers: list[Any] | None = None) -> Call:
     try:
         stream, number, count = _HEAD.unpack_from(call)
         whole, at = pa.py_buffer(call), _HEAD.size + count * _SIZES.size
-        messages: list[Message] = []
+        messages: list[PutMessage] = []
         for size, columns_size in _SIZES.iter_unpack(call[_HEAD.size : at]):
             columns_at = at + size + -size % _ALIGN
             columns = whole.slice(columns_at, columns_size) if columns_size else None
