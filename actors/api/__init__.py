@@ -1,6 +1,7 @@
 """The interface between a shard and the servers in front of it, and the checks of what clients send.
 
 shard_api       `ShardBackend`, and `PutTicket` for a put under way
+puts            puts and their acks, whatever carries them
 fetches         a fetch and its answer, whatever carries them
 operations      the table of a shard's operations: their arguments and functions
 status_rows     what the status of a replica consists of

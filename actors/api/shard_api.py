@@ -7,15 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from raymq.store.base.errors import DeliveryUnknown, RayMQError
 from raymq.store.base.status import PutStatus
-from raymq.store.config.promise import ACKS
-from raymq.store.records.record import SmallBatch
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
-
-from .call_arguments import check_integer, check_name, wrong_value
 
 #: frames of a log stream as they arrive: header and log bytes
 Frames = Iterator[tuple[bytes, Any]]
@@ -110,56 +104,6 @@ class ShardBackend(Protocol):
 
     def replicate(self, frames: Frames, send: SendFrame) -> None:
         """Serve one stream of the leader's Replication until `frames` ends."""
-
-
-def put_request(
-    meta: dict[str, Any],
-    batch: pa.RecordBatch | SmallBatch,
-    born_host: tuple[str, int] | None = None,
-) -> PutRequest:
-    """A put as it came over the network.
-
-    Args: `meta`: as in protocol/flight_messages.py. `born_host`: as of `PutRequest`.
-
-    Raises: Rejected; KeyError, TypeError, ValueError for other metadata.
-    """
-    if isinstance(batch, SmallBatch):
-        # The fields of `unpack_puts` have their types.
-        return PutRequest(
-            meta["topic"],
-            meta["queue"],
-            batch,
-            meta["pid"],
-            meta["epoch"],
-            meta["seq"],
-            meta["acks"],
-            born_host=born_host,
-        )
-
-    acks = meta.get("acks", "quorum")
-    if acks not in ACKS:
-        raise wrong_value("acks", acks, f"use {' or '.join(map(repr, ACKS))}", ", ".join(ACKS))
-
-    producer_id, epoch, first_sequence = meta.get("pid"), meta.get("epoch", 0), meta.get("seq", 0)
-    # Ranges are checked with the batch, under the same names. To a producer "sequence" would mean a gap.
-    numbers = {"queue_id": meta["queue"], "epoch": epoch, "first_sequence": first_sequence}
-    for field, value in numbers.items():
-        if type(value) is not int:
-            check_integer(field, value)
-    if producer_id is not None and type(producer_id) is not int:
-        check_integer("producer_id", producer_id)
-
-    topic = check_name("topic", meta["topic"])
-    return PutRequest(
-        topic,
-        meta["queue"],
-        batch,
-        producer_id,
-        epoch,
-        first_sequence,
-        acks,
-        born_host=born_host,
-    )
 
 
 def notify_all_done(tickets: Iterable[PutTicket]) -> None:

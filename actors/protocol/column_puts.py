@@ -1,11 +1,9 @@
 """A put of Arrow columns, as metadata and a batch, for every protocol. Few rows travel by small_puts.py instead.
 
-A Flight stream has one schema, PUT_SCHEMA. A put that has columns of MORE_SCHEMA says so in its metadata:
+A stream has one schema, PUT_SCHEMA. A put that has columns of MORE_SCHEMA says so in its metadata:
 
-metadata  the JSON of flight_messages.py; or _MORE, the size of the JSON in 4 bytes, the JSON with "more", the names of
+metadata  the JSON of actors/api/puts.py; or _MORE, the size of the JSON in 4 bytes, the JSON with "more", the names of
           these columns, blanks up to a multiple of 8 bytes, and the columns as Arrow writes a batch
-
-A call of a Ray actor names them as "more" in the metadata of the batch, whose bytes have all columns.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import pyarrow as pa
 
 from raymq.store.base.errors import Rejected
 from raymq.store.records.record import MORE_SCHEMA, PUT_SCHEMA
-from raymq.store.records.small_batch import more_columns, put_schema
+from raymq.store.records.small_batch import more_columns
 
 from . import flight_messages
 
@@ -27,14 +25,8 @@ _SIZE = struct.Struct("<BI")
 _ALIGN = 8
 
 
-def with_more(meta: dict[str, Any], batch: pa.RecordBatch) -> dict[str, Any]:
-    """The metadata of a batch, which name its columns of MORE_SCHEMA."""
-    more = more_columns(batch)
-    return {**meta, "more": list(more)} if more else meta
-
-
 def pack_put(meta: dict[str, Any], batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
-    """A put as a message of a Flight stream: its metadata, and its columns of PUT_SCHEMA."""
+    """A put as a message: its metadata, and its columns of PUT_SCHEMA."""
     more = more_columns(batch)
     if not more:
         return flight_messages.pack(meta), batch
@@ -57,11 +49,18 @@ def unpack_meta(metadata: bytes) -> tuple[dict[str, Any], bytes]:
     return flight_messages.unpack(metadata[_SIZE.size : stop]), metadata[stop + -stop % _ALIGN :]
 
 
-def unpack_columns(meta: dict[str, Any], batch: pa.RecordBatch, rest: bytes) -> pa.RecordBatch:
-    """All columns of a message of `pack_put`. Args: `meta`, `rest`: of `unpack_meta`.
+def unpack_columns(
+    meta: dict[str, Any], batch: pa.RecordBatch | pa.Buffer | None, rest: bytes
+) -> pa.RecordBatch:
+    """All columns of a message of `pack_put`.
 
+    Args: `meta`, `rest`: of `unpack_meta`. `batch`: its columns of PUT_SCHEMA, perhaps still as Arrow writes them.
     Raises: Rejected, ValueError.
     """
+    if batch is None:
+        raise Rejected("the message has no rows", field="batch", limit="a record batch")
+    if not isinstance(batch, pa.RecordBatch):
+        batch = _read(batch, PUT_SCHEMA)
     if "more" not in meta:
         return batch
     schema = _more_schema(meta["more"])
@@ -70,13 +69,6 @@ def unpack_columns(meta: dict[str, Any], batch: pa.RecordBatch, rest: bytes) -> 
         raise ValueError(f"{more.num_rows} rows of {schema.names}, {batch.num_rows} of the others")
     columns = [*batch.columns, *more.columns]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *schema]))
-
-
-def read_put(meta: dict[str, Any], data: pa.Buffer) -> pa.RecordBatch:
-    """The columns of a put whose bytes have all of them. Raises: Rejected, ValueError."""
-    names = meta.get("more")
-    schema = PUT_SCHEMA if names is None else put_schema(_more_schema(names).names)
-    return _read(data, schema)
 
 
 def _read(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

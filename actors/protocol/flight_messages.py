@@ -3,12 +3,8 @@
 A stream opens with the descriptor command {"op", "cluster_id", "shard"}. Every message carries its metadata as JSON in
 app_metadata and its rows as an Arrow batch:
 
-    put        -> {"id","topic","queue","pid","epoch","seq","acks","read"} + PUT_SCHEMA. Ids grow. "read" is the id of
-                  the last ack that the client has read. Without it acks may come a little later.
-                  Columns that few puts have travel in the metadata: column_puts.py
-                  Small batches travel as bytes without an Arrow batch instead, many in one message: small_puts.py
-               <- {"acks": [{"id","first_offset","count","duplicates","store_time_ms",...} or {"id","error"}, ...]}
-                  in the order of the batches; sometimes with "window": how many unanswered bytes the client may send
+    put        -> a message of actors/api/puts.py
+               <- acks of puts.py
     fetch      -> "id" and the fields of actors/api/fetches.py
                <- per queue "id", "end" and the head of fetches.py, with FETCH_SCHEMA unless it is an error. "end" is
                   true in the last message of an answer. Without a queue {"id","end":true} or {"id","error"}.
@@ -31,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raymq.store.base.errors import Rejected
-from raymq.store.records.requests import PutOutcome
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -56,11 +51,6 @@ AUTHORIZATION = "authorization"
 
 #: the server stops: the whole metadata of its last message. Neither JSON nor a frame begins like it
 GOAWAY = b"bye"
-
-#: the ack of a stored batch, filled with its id and its PutOutcome: as `pack` makes it, in a third of the time
-ACK_TEMPLATE = (
-    b'{"id":%d,' + b",".join(b'"%b":%%d' % field.encode() for field in PutOutcome._fields) + b"}"
-)
 
 
 def _plain(value: object) -> int:

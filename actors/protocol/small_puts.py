@@ -27,7 +27,7 @@ _ACKS_SHIFT, _ACKS_MASK = 1, 0x1E
 _HAS_FLAGS, _HAS_SYS_FLAGS, _HAS_BORN_HOSTS = 0x20, 0x40, 0x80
 _HAS_MORE = _HAS_FLAGS | _HAS_SYS_FLAGS | _HAS_BORN_HOSTS
 
-#: metadata as in flight_messages.py, and the rows
+#: metadata as in actors/api/puts.py, and the rows
 SmallPut = tuple[dict[str, Any], SmallBatch]
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from raymq.actors.api import fetches
+from raymq.actors.api.puts import unpack_acks
 from raymq.actors.protocol import flight_messages, tls
 from raymq.actors.protocol.column_puts import pack_put
 from raymq.actors.protocol.grpc_polling import read_in_waiting_threads
@@ -314,9 +315,9 @@ class FlightPutStream(FlightStream):
 
     def receive(self) -> list[dict[str, Any]]:
         """Wait for the next acks. Raises: Unavailable (the stream broke), Rejected (it was refused)."""
-        message = flight_messages.unpack(self._read().app_metadata)
-        self.stream_limit_bytes = message.get("window", self.stream_limit_bytes)
-        acks: list[dict[str, Any]] = message["acks"]
+        acks, window = unpack_acks(self._read().app_metadata)
+        if window is not None:
+            self.stream_limit_bytes = window
         return acks
 
 

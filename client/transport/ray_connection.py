@@ -21,8 +21,9 @@ import ray.exceptions
 import ray.util.client
 
 from raymq.actors.api import fetches
+from raymq.actors.api.puts import unpack_acks
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
-from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_call, unpack_acks
+from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_call
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.client.client_thread import check_real_threads
 from raymq.store.base.clock import Clock
@@ -233,11 +234,8 @@ class RayPutStream(_RayStream):
                 items.append(self._waiting.popleft())
 
             self._number += 1
-            producer_waits = not self._under_way and not self._waiting
             try:
-                reference = self._append.remote(
-                    *pack_call(self._stream, self._number, items, producer_waits=producer_waits)
-                )
+                reference = self._append.remote(*pack_call(self._stream, self._number, items))
             except Exception as error:
                 # A number is missing now: the stream cannot be used any more.
                 self.abort()
@@ -253,7 +251,7 @@ class RayPutStream(_RayStream):
             self._calls.put(None)
             self._check()
         self._answered = reference
-        acks = unpack_acks(self._result(reference))
+        acks, _ = unpack_acks(self._result(reference))
         with self._lock:
             self._under_way -= 1
             if self._waiting:

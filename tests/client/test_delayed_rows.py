@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.actors.api.shard_api import put_request
+from raymq.actors.api.puts import put_request
 from raymq.client.messages.delivery_times import EARLIEST_MS, encode_times
 from raymq.client.messages.message import Message
 from raymq.client.messages.queue_split import TURN_ROWS

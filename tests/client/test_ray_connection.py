@@ -17,15 +17,12 @@ import ray.exceptions
 
 import raymq
 from raymq.actors.api.fetches import pack_request
-from raymq.actors.api.shard_api import put_request
+from raymq.actors.api.puts import pack_acks, put_request, unpack_acks, unpack_message
+from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.protocol import ray_calls
-from raymq.actors.protocol.ray_calls import (
-    INLINE_BYTES,
-    pack_acks,
-    pack_call,
-    unpack_acks,
-    unpack_call,
-)
+from raymq.actors.protocol.column_puts import pack_put
+from raymq.actors.protocol.ray_calls import INLINE_BYTES, Call, pack_call, unpack_call
+from raymq.actors.protocol.small_puts import pack_puts
 from raymq.actors.server.ray import ray_methods
 from raymq.actors.server.ray.concurrency_groups import GROUPS
 from raymq.actors.server.ray.ray_methods import EARLY_MAX, STREAMS_MAX, RayMethods
@@ -53,7 +50,7 @@ from raymq.store.base.errors import (
     Unavailable,
     to_wire,
 )
-from raymq.store.records.record import PUT_SCHEMA, SMALL_BYTES_MAX, SmallBatch
+from raymq.store.records.record import SMALL_BYTES_MAX, SmallBatch
 from raymq.store.records.requests import FetchRequest, PutOutcome
 from tests.support.batches import batch, put_one
 from tests.support.clock import ManualClock
@@ -107,27 +104,23 @@ def packed(body: bytes) -> Any:
 
 
 def append(
-    methods: RayMethods,
-    stream: str,
-    number: int,
-    meta: dict[str, Any],
-    data: Any,
-    *,
-    producer_waits: bool,
+    methods: RayMethods, stream: str, number: int, *puts: tuple[dict[str, Any], Any]
 ) -> list[dict[str, Any]]:
-    return unpack_acks(
-        methods.append(*pack_call(stream, number, [(meta, data)], producer_waits=producer_waits))
-    )
+    return acks_of(methods.append(*pack_call(stream, number, puts)))
 
 
-def appends(handle: Handle) -> list[tuple[dict[str, Any], list[Any]]]:
-    """(head, batches) of every call."""
+def acks_of(answer: bytes) -> list[dict[str, Any]]:
+    return unpack_acks(answer)[0]
+
+
+def appends(handle: Handle) -> list[Call]:
+    """Every call of a put stream."""
     return [unpack_call(*args) for method, args in handle.calls if method == "append"]
 
 
 def number_of(method: str, args: tuple[Any, ...]) -> int:
     """The number of a call of a put stream; 0 for other calls."""
-    return unpack_call(*args)[0]["number"] if method == "append" else 0
+    return unpack_call(*args).number if method == "append" else 0
 
 
 def receive(stream: RayPutStream, count: int) -> list[dict[str, Any]]:
@@ -140,14 +133,16 @@ def receive(stream: RayPutStream, count: int) -> list[dict[str, Any]]:
 # --- put streams ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, -1, 1 << 62, 1 << 70, "seven"])
+@pytest.mark.parametrize("number", [1, -1, 1 << 62, 1 << 70])
 @pytest.mark.parametrize("count", [1, 2])
-def test_acks_are_read_as_they_were_written(number: Any, count: int) -> None:
+def test_acks_are_read_as_they_were_written(number: int, count: int) -> None:
     stored, refused = PutOutcome(5, 3, 1, 1 << 40, 1 << 50, 7), Rejected("no", field="tag")
+    ticket = PutTicket()
+    ticket.finish(stored)
     reported = {"id": number, **stored._asdict()}
-    assert unpack_acks(pack_acks([(number, stored)] * count)) == [reported] * count
+    assert unpack_acks(pack_acks([(number, ticket)] * count)) == ([reported] * count, None)
     reported = {"id": number, "error": to_wire(refused)}
-    assert unpack_acks(pack_acks([(number, refused)] * count)) == [reported] * count
+    assert unpack_acks(pack_acks([(number, refused)] * count, 9)) == ([reported] * count, 9)
 
 
 def test_batches_that_wait_for_a_call_share_the_next_one(
@@ -160,47 +155,62 @@ def test_batches_that_wait_for_a_call_share_the_next_one(
     backend.wait_for(lambda: len(backend.puts) == CALLS_MAX)
     backend.release()
     receive(stream, CALLS_MAX + 50)
-    sizes = [len(batches) for _, batches in appends(handle)]
+    sizes = [len(call.messages) for call in appends(handle)]
     assert sizes == [1] * CALLS_MAX + [50]
 
 
-def test_only_a_batch_without_others_around_it_is_alone(
-    handle: Handle, backend: FakeBackend
+def test_a_producer_waits_for_a_call_before_which_it_has_read_all_acks(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = put_stream(handle)
-    stream.send(meta(1), batch([b"a"]))
-    receive(stream, 1)
-    backend.hold_answers()
-    stream.send(meta(2), batch([b"b"]))
-    stream.send(meta(3), batch([b"c"]))
-    backend.release()
-    receive(stream, 2)
-    producer_waits = [head["producer_waits"] for head, _ in appends(handle)]
-    assert producer_waits == [True, True, False]
+    methods, put = RayMethods(backend), backend.put
+    stream = methods.open_stream(CLUSTER_ID)
+    producer_waits: list[bool] = []
+
+    def spy(requests: Any, **options: Any) -> Any:
+        producer_waits.append(options["producer_waits"])
+        return put(requests, **options)
+
+    monkeypatch.setattr(backend, "put", spy)
+    small = SmallBatch([b"small"], [None], [None], [0])
+    append(methods, stream, 1, (meta(1, read=0), small))
+    append(methods, stream, 2, (meta(2, read=0), batch([b"large"])))
+    append(methods, stream, 3, (meta(3, read=2), batch([b"large"])), (meta(4, read=2), small))
+    assert producer_waits == [True, False, True]
 
 
 @pytest.mark.parametrize("size", [100, INLINE_BYTES])
-def test_a_call_carries_small_batches_itself_and_large_ones_beside_it(size: int) -> None:
-    batches = [(meta(number), packed(b"x" * (size + number))) for number in range(1, 4)]
-    call = pack_call("s", 7, batches, producer_waits=False)
-    assert len(call) == (1 if size == 100 else 2)
-    head, found = unpack_call(*call)
-    assert (head["stream"], head["number"], head["producer_waits"]) == ("s", 7, False)
-    assert [each for each, _ in found] == [each for each, _ in batches]
-    assert all(a.equals(b.serialize()) for (_, a), (_, b) in zip(found, batches, strict=True))
+def test_a_call_carries_the_messages_of_flight_small_ones_itself_and_large_ones_beside_it(
+    size: int,
+) -> None:
+    small = SmallBatch([b"small"], [None], [None], [7])
+    rows = batch([b"x" * size])
+    headed = SmallBatch([b"x" * size], [None], [None], [7], flags=[1]).to_batch()
+    puts = [(meta(number, read=2), small) for number in (1, 2)]
+    puts += [(meta(3), rows), (meta(4), headed), (meta(5, read=2), small)]
+    args = pack_call("s", 7, puts)
+    assert len(args) == (1 if size == 100 else 2)
+
+    stream, number, messages = unpack_call(*args)
+    assert (stream, number) == ("s", 7)
+    assert [metadata for metadata, _ in messages] == [
+        pack_puts(puts[:2]),
+        pack_put(*puts[2])[0],
+        pack_put(*puts[3])[0],
+        pack_puts(puts[4:]),
+    ]
+    requests = [put for each in messages for put in unpack_message(*each).requests]
+    assert [put.batch for put in requests] == [small, small, rows, headed, small]
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40])
 @pytest.mark.parametrize("count", [1, 3])
 def test_small_batches_travel_as_bytes(backend: FakeBackend, cut: int, count: int) -> None:
     puts = [
-        (meta(number) | {"read": 2}, SmallBatch([b"body"], ["tag"], [None], [number]))
+        (meta(number, read=2), SmallBatch([b"body"], ["tag"], [None], [number]))
         for number in range(3, 3 + count)
     ]
-    (call,) = pack_call("0" * 16, 7, [*puts], producer_waits=True)
-    head, found = unpack_call(call)
-    assert head == {"stream": "0" * 16, "number": 7, "producer_waits": True}
-    assert found == puts
+    (call,) = pack_call("0" * 16, 7, puts)
+    assert unpack_call(call) == ("0" * 16, 7, [(pack_puts(puts), None)])
     with pytest.raises(Rejected):
         RayMethods(backend).append(call[: 1 + cut])
 
@@ -211,10 +221,8 @@ def test_puts_name_the_node_of_the_process_that_calls(
 ) -> None:
     methods = RayMethods(backend)
     stream = methods.open_stream(CLUSTER_ID, node_ip)
-    small = (meta(1) | {"read": -1}, SmallBatch([b"body"], [None], [None], [0]))
-    large = (meta(2), batch([b"body"]))
-    for number, put in enumerate((small, large), 1):
-        methods.append(*pack_call(stream, number, [put], producer_waits=False))
+    append(methods, stream, 1, (meta(1, read=-1), SmallBatch([b"body"], [None], [None], [0])))
+    append(methods, stream, 2, (meta(2), batch([b"body"])))
     assert [put.born_host for put in backend.puts] == [born_host, born_host]
 
 
@@ -238,37 +246,51 @@ def test_small_batches_of_one_call_are_put_together(
         return put(requests, **options)
 
     monkeypatch.setattr(backend, "put", spy)
-    acks = unpack_acks(methods.append(*pack_call(stream, 1, [*puts], producer_waits=True)))
+    acks = append(methods, stream, 1, *puts)
     assert [ack["first_offset"] for ack in acks] == [0, 1, 2]
     assert together == [3]
 
     monkeypatch.setattr(backend, "put", Mock(side_effect=Unavailable("a follower")))
-    acks = unpack_acks(methods.append(*pack_call(stream, 2, [*puts], producer_waits=True)))
+    acks = append(methods, stream, 2, *puts)
     assert [ack["error"]["kind"] for ack in acks] == ["Unavailable"] * 3
 
 
-def test_a_small_batch_beside_a_large_one_is_an_arrow_batch() -> None:
-    small = SmallBatch([b"small"], [None], [None], [7])
-    _, found = unpack_call(
-        *pack_call("s", 7, [(meta(1), small), (meta(2), batch([b"large"]))], producer_waits=False)
+def test_a_malformed_message_is_refused_in_its_place(backend: FakeBackend) -> None:
+    methods = RayMethods(backend)
+    stream = methods.open_stream(CLUSTER_ID)
+    whole, _ = pack_call(stream, 1, [(meta(1), batch([b"x" * INLINE_BYTES]))])
+    (ack,) = acks_of(methods.append(whole, [pa.py_buffer(b"no batch")]))
+    assert (ack["id"], ack["error"]["fields"]["field"]) == (1, "metadata")
+    (call,) = pack_call(
+        stream, 2, [(meta(1), batch([b"first"])), (meta(2, sequence=0), batch([b"second"]))]
     )
-    assert [
-        pa.ipc.read_record_batch(data, PUT_SCHEMA).column("body").to_pylist() for _, data in found
-    ] == [[b"small"], [b"large"]]
+    first, second = acks_of(methods.append(call.replace(b'"queue":0', b'"queue" 0', 1)))
+    assert (first["id"], first["error"]["kind"], second["count"]) == (0, "Rejected", 1)
 
 
-@pytest.mark.parametrize("wrong", [(b"",), (b"\x09\0\0\0{}",), (b"{}", []), (b"[]", []), (None,)])
-def test_a_malformed_call_is_refused(backend: FakeBackend, wrong: tuple[Any, ...]) -> None:
-    with pytest.raises(Rejected) as caught:
-        RayMethods(backend).append(*wrong)
-    assert caught.value.field == "call"
+def malformed() -> Iterator[tuple[Any, ...]]:
+    yield from [(b"",), (b"{}", []), (bytes(32), [b""]), (b"\xff" * 40,), (None,)]
+    (call,) = pack_call("s", 1, [(meta(1), batch([b"x"]))])
+    for length in range(len(call)):
+        yield (call[:length],)
+    yield (call + b"\0",)
+    beside, buffers = pack_call("s", 1, [(meta(1), batch([b"x" * INLINE_BYTES]))])
+    yield from [(beside, []), (beside, buffers * 2), (beside, 7)]
+
+
+def test_a_malformed_call_is_refused(backend: FakeBackend) -> None:
+    for wrong in malformed():
+        with pytest.raises(Rejected) as caught:
+            RayMethods(backend).append(*wrong)
+        assert caught.value.field == "call", wrong
 
 
 def test_a_slice_of_a_large_batch_travels_without_the_rest(handle: Handle) -> None:
     stream = put_stream(handle)
     stream.send(meta(1), batch([b"x" * 1000] * 1000).slice(500, 1))
     receive(stream, 1)
-    (data,) = [batches[0][1] for _, batches in appends(handle)]
+    ((_, data),) = appends(handle)[0].messages
+    assert data is not None
     assert data.size < 2000
 
 
@@ -297,19 +319,19 @@ def test_when_a_call_never_arrives_later_calls_are_refused_and_store_nothing(
     methods = RayMethods(backend, turn_wait_s=0.05)
     stream = methods.open_stream(CLUSTER_ID)
     with pytest.raises(Unavailable):
-        append(methods, stream, 2, meta(2, sequence=0), packed(b"2"), producer_waits=False)
+        append(methods, stream, 2, (meta(2, sequence=0), packed(b"2")))
     # Also the missing one, when it comes at last: its sender knows that the stream broke.
     with pytest.raises(Unavailable):
-        append(methods, stream, 1, meta(1), packed(b"1"), producer_waits=False)
+        append(methods, stream, 1, (meta(1), packed(b"1")))
     assert backend.bodies(TOPIC) == []
 
 
 def test_a_call_is_taken_once(backend: FakeBackend) -> None:
     methods = RayMethods(backend)
     stream = methods.open_stream(CLUSTER_ID)
-    append(methods, stream, 1, meta(1), packed(b"1"), producer_waits=True)
+    append(methods, stream, 1, (meta(1), packed(b"1")))
     with pytest.raises(Unavailable):
-        append(methods, stream, 1, meta(1), packed(b"1"), producer_waits=True)
+        append(methods, stream, 1, (meta(1), packed(b"1")))
 
 
 def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is(
@@ -318,11 +340,7 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
     handle.methods._turn_wait_s = 30.0
     streams = [handle.methods.open_stream(CLUSTER_ID) for _ in range(GROUPS["append"])]
     early = [
-        handle.append.remote(
-            *pack_call(
-                stream, 2, [(meta(2, pid=pid, sequence=1), packed(b"2"))], producer_waits=False
-            )
-        )
+        handle.append.remote(*pack_call(stream, 2, [(meta(2, pid=pid, sequence=1), packed(b"2"))]))
         for pid, stream in enumerate(streams)
     ]
 
@@ -334,11 +352,9 @@ def test_calls_that_wait_for_their_turn_leave_threads_for_those_whose_turn_it_is
     for pid, stream in enumerate(streams):
         waiting = early[pid].future()
         if not waiting.done():
-            first = handle.append.remote(
-                *pack_call(stream, 1, [(meta(1, pid=pid), packed(b"1"))], producer_waits=False)
-            )
-            assert unpack_acks(first.future().result(10))[0]["count"] == 1
-            assert unpack_acks(waiting.result(10))[0]["count"] == 1
+            first = handle.append.remote(*pack_call(stream, 1, [(meta(1, pid=pid), packed(b"1"))]))
+            assert acks_of(first.future().result(10))[0]["count"] == 1
+            assert acks_of(waiting.result(10))[0]["count"] == 1
 
     assert len(backend.bodies(TOPIC)) == 2 * EARLY_MAX
 
@@ -349,13 +365,13 @@ def test_unused_streams_are_forgotten(backend: FakeBackend) -> None:
     kept = methods.open_stream(CLUSTER_ID)
     for _ in range(STREAMS_MAX - 2):
         methods.open_stream(CLUSTER_ID)
-    append(methods, kept, 1, meta(1), packed(b"1"), producer_waits=True)
+    append(methods, kept, 1, (meta(1), packed(b"1")))
     for _ in range(2):
         methods.open_stream(CLUSTER_ID)
     assert len(methods._streams) == STREAMS_MAX
     with pytest.raises(Unavailable):
-        append(methods, first, 1, meta(2), packed(b"2"), producer_waits=True)
-    append(methods, kept, 2, meta(2), packed(b"2"), producer_waits=True)
+        append(methods, first, 1, (meta(2), packed(b"2")))
+    append(methods, kept, 2, (meta(2), packed(b"2")))
 
 
 def test_a_stream_that_is_aborted_wakes_its_receiver(handle: Handle, backend: FakeBackend) -> None:
@@ -480,9 +496,7 @@ def test_a_read_waits_for_the_next_record_over_several_calls(
             methods,
             methods.open_stream(CLUSTER_ID),
             1,
-            meta(1),
-            packed(b"late"),
-            producer_waits=True,
+            (meta(1), packed(b"late")),
         )
 
     putting = threading.Thread(target=put)
@@ -545,7 +559,7 @@ def test_status_asks_all_shards_at_the_same_time(
     asked = threading.Barrier(2)
 
     def answer(op: str, args: dict[str, Any]) -> dict[str, Any]:
-        # Asked one by one, the first shard would wait here producer_waits.
+        # Asked one by one, the first shard would wait here forever.
         asked.wait(30)
         return {"state": "RUNNING"}
 

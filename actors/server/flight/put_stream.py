@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
+from raymq.actors.api import puts
+from raymq.actors.api.shard_api import PutTicket, ShardBackend
 from raymq.actors.protocol import flight_messages
-from raymq.actors.protocol.column_puts import unpack_columns, unpack_meta
-from raymq.actors.protocol.flight_messages import ACK_TEMPLATE
-from raymq.actors.protocol.small_puts import unpack_puts
-from raymq.store.base.errors import Bug, RayMQError, Rejected, to_wire
+from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.records.record import batch_bytes
-from raymq.store.records.requests import PutRequest
 
 from .receive_memory import LIMIT_BYTES, ReceiveMemory
 
@@ -123,8 +120,8 @@ class PutStreamServer:
 
         try:
             window = self._window()
-            if window:
-                self._send_bytes(b'{"acks":[]%b}' % window)
+            if window is not None:
+                self._send_bytes(puts.pack_acks([], window))
             for chunk in chunks(self._reader):
                 self._take(chunk)
                 # The batch belongs to the shard now; this name would keep its memory until the next one arrives.
@@ -172,47 +169,23 @@ class PutStreamServer:
 
     def _put(self, chunk: Any, size: int) -> None:
         """Put the batches of one message together, and queue their answers."""
-        numbers = [0]
-        results: list[PutTicket | RayMQError]
-        try:
-            metadata = bytes(chunk.app_metadata or b"")
-            puts = None if chunk.data is not None else unpack_puts(metadata)
-            if puts is None:
-                meta, rest = unpack_meta(metadata)
-                numbers = [int(meta["id"])]
-                puts = [(meta, _columns(meta, chunk.data, rest))]
-            else:
-                numbers = [meta["id"] for meta, _ in puts]
-            read = int(puts[0][0].get("read", -1))
-            _check_size(size)
-            requests = [put_request(meta, batch, self._born_host) for meta, batch in puts]
-        except RayMQError as error:
-            results = [error] * len(numbers)
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            bad = f"bad put metadata: {error!r}"
-            refusal = Rejected(bad, field="metadata", limit="raymq.actors.protocol")
-            results = [refusal] * len(numbers)
-        else:
-            self._note_read(read)
-            results = self._put_all(requests, producer_waits=read == numbers[0] - 1)
+        received = puts.unpack_message(
+            bytes(chunk.app_metadata or b""), chunk.data, self._born_host
+        )
+        requests = received.requests
+        if size > RECEIVED_BATCH_BYTES_MAX:
+            requests = [_too_large(size)] * len(requests)
+        self._note_read(received.read)
+        results = puts.put_all(
+            self._backend, requests, self._send_ready, producer_waits=received.producer_waits
+        )
 
         last = len(results) - 1
-        for at, (number, result) in enumerate(zip(numbers, results, strict=True)):
+        for at, (number, result) in enumerate(zip(received.ids, results, strict=True)):
             # The memory of the message is held until its last answer.
             self._answers.append(_Answer(number, result, size if at == last else 0))
         # The puts may have been finished before their answers were queued.
         self._send_ready()
-
-    def _put_all(
-        self, requests: list[PutRequest], *, producer_waits: bool
-    ) -> list[PutTicket | RayMQError]:
-        """The answers of puts. Args: `producer_waits`: a client that has read all acks may be waiting for these."""
-        try:
-            return self._backend.put(requests, self._send_ready, producer_waits=producer_waits)
-        except Exception as error:
-            # Without answers the producer would wait for these and all later batches without end.
-            fault = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
-            return [fault] * len(requests)
 
     def _note_read(self, number: int) -> None:
         """Note that the client has read the acks up to `number`."""
@@ -250,7 +223,7 @@ class PutStreamServer:
 
     def _send_some(self) -> None:
         """Write one message with the answers that are ready; none waits for a later one."""
-        acks: list[bytes] = []
+        acks: list[tuple[int, PutTicket | RayMQError]] = []
         size = number = 0
         while self._ready() and len(acks) < ACKS_MAX:
             item = self._answers[0]
@@ -261,25 +234,25 @@ class PutStreamServer:
                 break
 
             self._answers.popleft()
-            acks.append(_ack(item))
-            size += item.size
             number = item.number
+            acks.append((number, item.result))
+            size += item.size
 
         if acks:
-            message = b'{"acks":[%b]%b}' % (b",".join(acks), self._window())
+            message = puts.pack_acks(acks, self._window())
             self._unread.append((number, len(message)))
             self._sent_bytes += len(message)
             self._send_bytes(message)
         self._answered_bytes += size
         self._memory.release(size)
 
-    def _window(self) -> bytes:
-        """The field of an ack message with the client's new limit of bytes in flight; empty while it is unchanged."""
+    def _window(self) -> int | None:
+        """The client's new limit of bytes in flight; None while it is unchanged."""
         limit = self._memory.stream_limit_bytes
         if limit == self._limit_sent:
-            return b""
+            return None
         self._limit_sent = limit
-        return b',"window":%d' % limit
+        return limit
 
     def _send_bytes(self, metadata: bytes) -> None:
         if self._gone:
@@ -292,30 +265,9 @@ class PutStreamServer:
             self._memory.wake()
 
 
-def _columns(meta: dict[str, Any], batch: pa.RecordBatch | None, rest: bytes) -> pa.RecordBatch:
-    """The batch of a message of columns. Raises: Rejected, ValueError."""
-    if batch is None:
-        raise Rejected("the message has no rows", field="batch", limit="a record batch")
-    return unpack_columns(meta, batch, rest)
-
-
-def _check_size(size: int) -> None:
-    if size > RECEIVED_BATCH_BYTES_MAX:
-        raise Rejected(
-            f"the batch has {size} bytes; send it in parts of at most {RECEIVED_BATCH_BYTES_MAX}",
-            field="batch",
-            limit=RECEIVED_BATCH_BYTES_MAX,
-        )
-
-
-def _ack(answer: _Answer) -> bytes:
-    """One ack as JSON."""
-    try:
-        if isinstance(answer.result, RayMQError):
-            raise answer.result
-        return ACK_TEMPLATE % (answer.number, *answer.result.wait())
-    except RayMQError as error:
-        return flight_messages.pack({"id": answer.number, "error": to_wire(error)})
-    except Exception as error:
-        # Without an answer the producer would wait for this batch and all later ones without end.
-        return flight_messages.pack({"id": answer.number, "error": to_wire(Bug(f"put: {error!r}"))})
+def _too_large(size: int) -> Rejected:
+    return Rejected(
+        f"the batch has {size} bytes; send it in parts of at most {RECEIVED_BATCH_BYTES_MAX}",
+        field="batch",
+        limit=RECEIVED_BATCH_BYTES_MAX,
+    )

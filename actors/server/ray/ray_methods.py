@@ -9,21 +9,19 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from raymq.actors.api import fetches
-from raymq.actors.api.shard_api import PutTicket, ShardBackend, put_request
-from raymq.actors.protocol.column_puts import read_put
+from raymq.actors.api import fetches, puts
+from raymq.actors.api.shard_api import ShardBackend
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
-from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_acks, unpack_call
+from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, unpack_call
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import AnotherShard, Bug, RayMQError, Rejected, Unavailable
-from raymq.store.records.record import SmallBatch
-from raymq.store.records.requests import FetchSlice, PutOutcome, PutRequest
+from raymq.store.base.errors import AnotherShard, Rejected, Unavailable
+from raymq.store.records.requests import FetchSlice
 
 from .concurrency_groups import GROUPS
 
@@ -86,24 +84,29 @@ class RayMethods:
         return name
 
     def append(self, call: bytes, buffers: list[Any] | None = None) -> bytes:
-        """A call of a stream: put its batches in order, wait until all are answered.
+        """A call of a stream: put its batches together and in order, wait until all are answered.
 
         Args: `call`, `buffers`: the result of `pack_call`.
-        Returns: one ack per batch, in order. `unpack_acks` reads them.
+        Returns: one ack per batch, in order. `puts.unpack_acks` reads them.
         Raises: Unavailable if the stream is not known (any more) or a call before this one is missing. Nothing of
         this call was stored then, and the stream takes no more.
         """
-        head, batches = unpack_call(call, buffers)
-        turn = self._take_turn(head["stream"], head["number"])
+        stream, number, messages = unpack_call(call, buffers)
+        turn = self._take_turn(stream, number)
         try:
-            results = self._put(batches, turn.born_host, producer_waits=head["producer_waits"])
+            received = [puts.unpack_message(*each, turn.born_host) for each in messages]
+            ids = [each for message in received for each in message.ids]
+            results = puts.put_all(
+                self._backend,
+                [request for message in received for request in message.requests],
+                producer_waits=bool(received) and received[0].producer_waits,
+            )
         finally:
             with self._lock:
                 turn.next += 1
                 if self._early:
                     self._changed.notify_all()
-        ids = [meta.get("id", 0) for meta, _ in batches]
-        return pack_acks([*zip(ids, map(_outcome, results), strict=True)])
+        return puts.pack_acks(zip(ids, results, strict=True))
 
     def _take_turn(self, stream: str, number: int) -> _PutTurns:
         with self._lock:
@@ -132,24 +135,6 @@ class RayMethods:
                 )
 
             return turn
-
-    def _put(
-        self,
-        batches: Sequence[tuple[dict[str, Any], object]],
-        born_host: tuple[str, int] | None,
-        *,
-        producer_waits: bool,
-    ) -> list[PutTicket | RayMQError]:
-        """Put the batches of one call together. One that is refused affects no other."""
-        requests = [_request(meta, data, born_host) for meta, data in batches]
-        sound = [each for each in requests if not isinstance(each, RayMQError)]
-        try:
-            put = iter(self._backend.put(sound, producer_waits=producer_waits))
-        except Exception as error:
-            # The calls after it must still be answered.
-            fault = error if isinstance(error, RayMQError) else Bug(f"put: {error!r}")
-            put = iter([fault] * len(sound))
-        return [each if isinstance(each, RayMQError) else next(put) for each in requests]
 
     # --- reads and operations ---------------------------------------------------------------------
 
@@ -194,31 +179,6 @@ class RayMethods:
                 field="cluster_id",
                 limit=mine,
             )
-
-
-def _request(
-    meta: dict[str, Any], data: Any, born_host: tuple[str, int] | None
-) -> PutRequest | RayMQError:
-    """One put of a call, or why it is none."""
-    try:
-        batch = data if isinstance(data, SmallBatch) else read_put(meta, data)
-        return put_request(meta, batch, born_host)
-    except RayMQError as error:
-        return error
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        return Rejected(f"bad put: {error!r}", field="metadata", limit="raymq.actors.protocol")
-    except Exception as error:
-        # The batches after it must still be answered.
-        return Bug(f"put: {error!r}")
-
-
-def _outcome(result: PutTicket | RayMQError) -> PutOutcome | RayMQError:
-    if isinstance(result, RayMQError):
-        return result
-    try:
-        return result.wait()
-    except RayMQError as error:
-        return error
 
 
 def _slice(part: FetchSlice) -> tuple[dict[str, object], object]:
