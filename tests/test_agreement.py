@@ -279,11 +279,11 @@ PROMISE = "docs/concepts/promise.md"
     [
         (
             "README.md",
-            f"the last {FLUSH_S} may be lost, of a trickle under {TRICKLE_KIB} the last {THOROUGH_S}",
+            f"the last {FLUSH_S} may be lost; for a trickle under {TRICKLE_KIB}, the last {THOROUGH_S}",
         ),
         (
             PROMISE,
-            f"the last {FLUSH_S} may be lost; for a trickle under {TRICKLE_KIB} the last {THOROUGH_S}",
+            f"the last {FLUSH_S} may be lost; for a trickle under {TRICKLE_KIB}, the last {THOROUGH_S}",
         ),
         ("benchmarks/modes.py", f"synced within {FLUSH_S}, or {THOROUGH_S} if few"),
         ("README.md", f"Messages are kept for {KEPT}"),
