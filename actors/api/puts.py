@@ -153,7 +153,7 @@ def pack_acks(
     return b'{"acks":[%b]%b}' % (acks, b"" if window is None else b',"window":%d' % window)
 
 
-def unpack_acks(message: Any) -> tuple[list[dict[str, Any]], int | None]:
+def unpack_acks(message: object) -> tuple[list[dict[str, Any]], int | None]:
     """The inverse of `pack_acks`: the acks and the window. Args: `message`: a buffer."""
     fields = flight_messages.unpack(message)
     return fields["acks"], fields.get("window")

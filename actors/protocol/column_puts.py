@@ -9,6 +9,7 @@ metadata  the JSON of actors/api/puts.py; or _MORE, the size of the JSON in 4 by
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ _SIZE = struct.Struct("<BI")
 _ALIGN = 8
 
 
-def pack_put(meta: dict[str, Any], batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
+def pack_put(meta: Mapping[str, object], batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
     """A put as a message: its metadata, and its columns of PUT_SCHEMA."""
     more = more_columns(batch)
     if not more:
@@ -50,7 +51,7 @@ def unpack_meta(metadata: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def unpack_columns(
-    meta: dict[str, Any], batch: pa.RecordBatch | pa.Buffer | None, rest: bytes
+    meta: Mapping[str, object], batch: pa.RecordBatch | pa.Buffer | None, rest: bytes
 ) -> pa.RecordBatch:
     """All columns of a message of `pack_put`.
 
@@ -78,7 +79,7 @@ def _read(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
         raise ValueError(f"no batch of {schema.names}: {error}") from error
 
 
-def _more_schema(names: Any) -> pa.Schema:
+def _more_schema(names: object) -> pa.Schema:
     """The columns of MORE_SCHEMA that are named. Raises: Rejected for another name or order."""
     found = [name for name in MORE_SCHEMA.names if isinstance(names, list) and name in names]
     if found != names or not found:

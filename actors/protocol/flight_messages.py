@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
+from collections.abc import Mapping
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def _plain(value: object) -> int:
 _JSON = json.JSONEncoder(separators=(",", ":"), default=_plain)
 
 
-def pack(value: dict[str, Any]) -> bytes:
+def pack(value: Mapping[str, object]) -> bytes:
     """Metadata as compact JSON."""
     return _JSON.encode(value).encode()
 

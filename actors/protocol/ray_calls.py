@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
 
 def pack_call(
-    stream: str, number: int, puts: Iterable[tuple[dict[str, Any], pa.RecordBatch | SmallBatch]]
+    stream: str, number: int, puts: Iterable[tuple[dict[str, object], pa.RecordBatch | SmallBatch]]
 ) -> tuple[bytes] | tuple[bytes, list[pa.Buffer | None]]:
     """The arguments of `append`: call `number` (from 1 on) of a stream.
 
@@ -85,7 +85,7 @@ def pack_call(
     return (call, buffers) if beside else (call,)
 
 
-def unpack_call(call: bytes, buffers: list[Any] | None = None) -> Call:
+def unpack_call(call: bytes, buffers: list[object] | None = None) -> Call:
     """The inverse of `pack_call`. Raises: Rejected for other arguments."""
     try:
         stream, number, count = _HEAD.unpack_from(call)

@@ -80,32 +80,32 @@ class MessageField(NamedTuple):
         return self.name if self.column is None else self.column.name or self.name
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return type(value) is int
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_flag(value: Any) -> bool:
+def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> bool:
     # A number as its text.
     return _is_text(value) or type(value) in (int, float)
 
 
-def _is_texts(value: Any) -> bool:
+def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-def _is_named_texts(value: Any) -> bool:
+def _is_named_texts(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_text, value.values()))
 
 

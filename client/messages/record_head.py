@@ -48,7 +48,7 @@ def head_of(flag: int, sys_flag: int, born_host: str | None) -> Head | None:
     return None if head == NO_HEAD else head
 
 
-def host_bytes(text: Any, **row: int) -> bytes:
+def host_bytes(text: object, **row: int) -> bytes:
     """The host field of a born host. Args: `row`: for the error. Raises: Rejected."""
     try:
         return fmt.parse_host(text)
@@ -62,7 +62,7 @@ def host_bytes(text: Any, **row: int) -> bytes:
         ) from None
 
 
-def delay_level_of(level: Any) -> int:
+def delay_level_of(level: object) -> int:
     """The delay level of a message; those above the highest one are the highest, as in RocketMQ. Raises: Rejected."""
     return min(_int_of("delay_level", level, 0, _INT32_MAX), DELAY_LEVELS)
 

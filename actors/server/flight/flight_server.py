@@ -296,7 +296,7 @@ class _Authorization(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._want = flight_messages.bearer(token)
         self._flood = CallFlood()
 
-    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
+    def start_call(self, info: object, headers: dict[str, list[Any]]) -> None:
         """Check the token of a call. Raises: FlightUnauthenticatedError."""
         self._flood.note_call()
         values = headers.get(flight_messages.AUTHORIZATION, [])
