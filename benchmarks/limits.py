@@ -234,12 +234,23 @@ def syncs_of(cluster: raymq.Cluster) -> int:
     return sum(int(roles[name]["syncs"]) for name in FLUSH_ROLES if name in roles)
 
 
-def sent(cluster: raymq.Cluster, sends: int, warm_up: int = 10, **plan: Any) -> Measured:
-    """So many sends of a plan, whose connection is in use already. Without more words: one message at a time."""
+def sent(
+    cluster: raymq.Cluster,
+    sends: int,
+    warm_up: int = 10,
+    before_close: Callable[[], None] = lambda: None,
+    **plan: Any,
+) -> Measured:
+    """So many sends of a plan, whose connection is in use already. Without more words: one message at a time.
+
+    Args: `before_close`: called when the last send is acknowledged.
+    """
     options = {"api": "messages", "topic": "t", "queues": 1, "workers": 1, "in_flight": 1}
     with Callers(cluster, BenchPlan(**{**options, "batch": 1, **plan})) as callers:
         callers.run(warm_up)
-        return callers.run(sends)
+        found = callers.run(sends)
+        before_close()
+        return found
 
 
 def batch_rate(

@@ -38,12 +38,16 @@ def note_burst(cluster: raymq.Cluster, name: str, count: int, rounds: Rounds) ->
     """Note the rate of large batches that are acknowledged as the mode promises, and what is at risk right after."""
     rows, _ = LARGE
     await_prewritten(cluster)
-    found = sent(cluster, count, ECHO_WINDOW, api="batches", batch=rows, in_flight=UNLIMITED)
-    # All bytes are acknowledged, so a power loss would take those that are not synced now.
-    facts = cluster.status()["shards"][0]
+
+    def note_risk() -> None:
+        """All bytes are acknowledged, so a power loss would take those that are not synced now."""
+        facts = cluster.status()["shards"][0]
+        for kind, end in (("at_risk", "synced"), ("in_pool", "committed")):
+            rounds.note(f"{name}_{kind}_MiB", (facts["appended"] - facts[end]) / (1 << 20))
+
+    load = {"api": "batches", "batch": rows, "in_flight": UNLIMITED}
+    found = sent(cluster, count, ECHO_WINDOW, note_risk, **load)
     rounds.note(f"{name}_msg_s", rows * found.rate)
-    for kind, end in (("at_risk", "synced"), ("in_pool", "committed")):
-        rounds.note(f"{name}_{kind}_MiB", (facts["appended"] - facts[end]) / (1 << 20))
 
 
 def measure_mode(cluster: raymq.Cluster, name: str, rounds: Rounds, *, quick: bool) -> None:

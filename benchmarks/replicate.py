@@ -28,7 +28,7 @@ from typing import Any
 import raymq
 from benchmarks import idle
 from benchmarks.floors import Line, at_least, at_most
-from benchmarks.limits import LARGE, UNLIMITED, await_prewritten, sent, started
+from benchmarks.limits import BODY, LARGE, UNLIMITED, await_prewritten, sent, started
 from benchmarks.rounds import Rounds, Row, in_turn, lines_of, run
 from raymq.client import replica_status
 from raymq.cluster.bench.callers import Callers
@@ -91,13 +91,14 @@ def complete_replicas(cluster: raymq.Cluster) -> list[dict[str, Any]]:
 def waits_s(cluster: raymq.Cluster) -> Iterator[float]:
     """Send one message after the other. Yields: the seconds from each receipt to the next."""
     with cluster.producer(acks="quorum") as producer:
-        producer.send("t", b"before", queue_id=0).result(60)
+        body = bytes(BODY)
+        producer.send("t", body, queue_id=0).result(60)
         last = time.perf_counter()
         while True:
             now = time.perf_counter()
             wait_s, last = now - last, now
             yield wait_s
-            producer.send("t", b"during", queue_id=0).result(60)
+            producer.send("t", body, queue_id=0).result(60)
 
 
 def gap_ms(cluster: raymq.Cluster) -> float:

@@ -6,6 +6,7 @@ receives the host as a `ShardBackend`, so that nothing here knows the network.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -180,9 +181,12 @@ class Leader(ReplicaRole):
         """
         began = self._clock.monotonic()
         rows = sum(request.batch.num_rows for request in requests)
-        if not self.acks.waiting and rows <= ANNOUNCED_ROWS_MAX:
-            # No earlier put keeps the flusher awake, so that it is woken here, while these are encoded.
-            self._appends.announce()
+        may_append = self._serving.stop_error is None and not self._ended
+        if may_append and not self.acks.waiting and rows <= ANNOUNCED_ROWS_MAX:
+            # No earlier put keeps the flusher awake, so that it is woken here, while these are encoded. It is a hint:
+            # a shard that stops meanwhile must still refuse them.
+            with contextlib.suppress(Exception):
+                self._appends.announce()
 
         results: list[PutTicket | RayMQError] = []
         puts: list[tuple[PutTicket, CheckedPut]] = []

@@ -114,7 +114,6 @@ def property_bytes(
     Raises: Rejected naming the field that cannot be stored.
     """
     parts = encode_properties(key, index_keys, properties)
-    tag_bytes = 0
     if tag is not None:
         if not isinstance(tag, str) or not tag or not separators_absent(tag):
             raise Rejected(
@@ -123,14 +122,15 @@ def property_bytes(
                 limit="text without \\x01, \\x02",
             )
         check_unicode("tag", tag)
-        tag_bytes = len(tag.encode()) + len(TAGS) + 2
-    check_properties_size(len(parts) + tag_bytes, "key, tag and properties")
+    check_properties_size(parts, tag, "key, tag and properties")
     return parts or None
 
 
-def check_properties_size(size: int, fields: str) -> None:
-    """Raises: Rejected when `size` bytes of properties leave no room for the producer's stamp."""
-    size += STAMP_BYTES
+def check_properties_size(properties: bytes, tag: str | None, fields: str) -> None:
+    """Check that a message's properties and its tag leave room for the producer's stamp. Raises: PropertiesTooLong."""
+    size = len(properties) + STAMP_BYTES
+    if tag is not None:
+        size += len(tag.encode()) + len(TAGS) + 2
     if size > PROPERTIES_MAX_BYTES:
         raise PropertiesTooLong(
             f"{fields} make {size} bytes, the limit is {PROPERTIES_MAX_BYTES}: put large values into the body",

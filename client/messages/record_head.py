@@ -82,7 +82,7 @@ def more_arrays(data: pa.RecordBatch | pa.Table, names: list[str]) -> dict[str, 
         column = data.column(name)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        if field.name == "born_host" and not pa.types.is_binary(column.type):
+        if field.name == "born_host" and not _are_host_fields(column.type):
             column = _hosts(column)
         try:
             found[field.name] = column.cast(field.type)
@@ -94,6 +94,12 @@ def more_arrays(data: pa.RecordBatch | pa.Table, names: list[str]) -> dict[str, 
                 found=str(column.type),
             ) from error
     return found
+
+
+def _are_host_fields(kind: pa.DataType) -> bool:
+    """Whether a column has host fields as the log does, or no value at all."""
+    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(is_binary or pa.types.is_fixed_size_binary(kind) or pa.types.is_null(kind))
 
 
 def _hosts(column: pa.Array) -> pa.Array:

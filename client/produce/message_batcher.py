@@ -249,7 +249,7 @@ class MessageBatcher:
             queue_id = queue_of(message.key, route.queues)
         if message.later is not None:
             # Properties that are too long with the longest queue id are refused here, before any message is added.
-            waiting_properties(message.topic, route.queues - 1, message.properties, message.later)
+            waiting_properties(message, route.queues - 1, message.later)
         return route, queue_id
 
     def _append(
@@ -276,7 +276,7 @@ class MessageBatcher:
             # The queue's shard keeps it until then: one sequence per shard, since its timers are one queue, and so is
             # each of its delay levels.
             queue_key = waiting_queue(route.shard_of(queue_id), message.delay_level)
-            properties = waiting_properties(topic, queue_id, properties, message.later)
+            properties = waiting_properties(message, queue_id, message.later)
 
         batch, to_write = self._open.get(queue_key), None
         if batch is None or batch.acks != message.acks:

@@ -122,7 +122,7 @@ class MessageEncoder:
             size += 0 if encoded is None else len(encoded)
         if is_null:
             encoded = (encoded or b"") + NULL_PROPERTY
-            check_properties_size(len(encoded), "key, tag and properties")
+            check_properties_size(encoded, tag, "key, tag and properties")
             size += len(NULL_PROPERTY)
         if deliver_at_ms is not None:
             later = timer_properties(deliver_at_ms, self._clock.now_ms())
@@ -132,10 +132,12 @@ class MessageEncoder:
         made = EncodedMessage(
             topic, queue_id, key, body, tag, encoded, size, acks or self._acks, later, is_null
         )
-        if delay_level or flag or sys_flag or born_host is not None or not wait_store_ok:
-            if not wait_store_ok:
-                _wait_not(made, acks)
-            if delay_level:
+        # Compared with each default, because other values that count as false are wrong.
+        is_plain = wait_store_ok is True and delay_level == flag == sys_flag == 0
+        if not is_plain or born_host is not None:
+            if wait_store_ok is not True:
+                _wait_not(made, wait_store_ok, acks)
+            if delay_level != 0:
                 _delay(made, delay_level, deliver_at_ms)
             made.head = head_of(flag, sys_flag, born_host)
         return made
@@ -156,12 +158,21 @@ class MessageEncoder:
             )
 
 
-def _wait_not(message: EncodedMessage, acks: Acks | None) -> None:
-    """Let the receipt of a message come early. Args: `acks`: of the call. Raises: Rejected if the call names any.
+def _wait_not(message: EncodedMessage, wait_store_ok: object, acks: Acks | None) -> None:
+    """Let the receipt of a message come early. Args: `acks`: of the call.
+
+    Raises: Rejected if the call names any, or if `wait_store_ok` is not False.
 
     Source: CommitLog#handleDiskFlushAndHA: without WAIT the answer waits for neither. A call that names `acks` gets no
     weaker receipt than it asks for; those of the producer are the default, which the message overrides.
     """
+    if wait_store_ok is not False:
+        raise Rejected(
+            f"wait_store_ok is {wait_store_ok!r}; give True, or False for an early receipt",
+            field="wait_store_ok",
+            limit="True or False",
+            found=repr(wait_store_ok),
+        )
     if acks is not None:
         raise Rejected(
             f"the message has wait_store_ok=False, and the call asks for acks={acks!r}: a receipt cannot be both early "
@@ -172,7 +183,7 @@ def _wait_not(message: EncodedMessage, acks: Acks | None) -> None:
         )
     message.properties = (message.properties or b"") + WAITS_NOT
     message.size += len(WAITS_NOT)
-    check_properties_size(len(message.properties), "key, tag and properties")
+    check_properties_size(message.properties, message.tag, "key, tag and properties")
 
 
 def _delay(message: EncodedMessage, delay_level: int, deliver_at_ms: int | None) -> None:
@@ -215,9 +226,9 @@ def timer_properties(deliver_at_ms: int, now_ms: int) -> bytes | None:
     return encode({"TIMER_DELIVER_MS": str(deliver_at_ms), "TIMER_OUT_MS": str(out)})
 
 
-def waiting_properties(topic: str, queue_id: int, properties: bytes | None, later: bytes) -> bytes:
-    """All properties of a message in the timer topic. Raises: Rejected when they are too long."""
-    real = encode({REAL_TOPIC: topic, REAL_QUEUE: str(queue_id)})
-    text = (properties or b"") + later + real
-    check_properties_size(len(text), "key, tag, properties and delivery time")
+def waiting_properties(message: EncodedMessage, queue_id: int, later: bytes) -> bytes:
+    """All properties of a message in the topic where it waits. Raises: Rejected when they are too long."""
+    real = encode({REAL_TOPIC: message.topic, REAL_QUEUE: str(queue_id)})
+    text = (message.properties or b"") + later + real
+    check_properties_size(text, message.tag, "key, tag, properties and delivery time")
     return text

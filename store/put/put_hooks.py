@@ -43,8 +43,8 @@ class PutHook:
     def before_batch(self, request: PutRequest) -> PutRequest:
         """The columns to store in their place: the same, or others with as many rows for the same queue.
 
-        `request.batch` is a RecordBatch of `record.PUT_SCHEMA`, or a `record.SmallBatch` of a few rows. Raises: as
-        `before_put`.
+        `request.batch` is a RecordBatch of `record.PUT_SCHEMA`, perhaps with columns of `record.MORE_SCHEMA` after it,
+        or a `record.SmallBatch` of a few rows. Raises: as `before_put`.
         """
         return request
 

@@ -26,6 +26,7 @@ from raymq.store.base.errors import (
     Corrupt,
     DeliveryUnknown,
     Fenced,
+    NotServing,
     Rejected,
     SequenceGap,
     StorageFull,
@@ -491,6 +492,17 @@ def test_an_error_after_an_append_is_answered_as_unknown_and_ends_the_shard(
     with pytest.raises(Unavailable):
         put_one(serving.host, request([b"late"], producer_id=11, sequence=1))
     assert serving.host.status()["state"] == "READ_ONLY"
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_put_after_the_shard_has_closed_is_refused_as_one_that_may_be_sent_again(
+    serving: Shard, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    host = serving.host
+    monkeypatch.setattr(type(host.supervisor.appends._cores), "are_idle", lambda _: True)
+    serving.close()
+    refusals = host.put([request([b"late"]) for _ in range(rows)])
+    assert [type(each) for each in refusals] == [NotServing] * rows
 
 
 def test_large_and_small_batches_of_a_producer_keep_their_order(serving: Shard) -> None:

@@ -16,8 +16,9 @@ from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.client.messages.record_head import DELAY_LEVELS
 from raymq.client.produce.batch_sender import waiting_queue
 from raymq.client.produce.producer import Producer
-from raymq.store.base.errors import Rejected
-from raymq.store.base.format import SCHEDULE_TOPIC
+from raymq.store.base.errors import PropertiesTooLong, Rejected
+from raymq.store.base.format import PROPERTIES_MAX_BYTES, SCHEDULE_TOPIC
+from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import decode
 from raymq.store.records.record import SmallBatch, wait_store_ok
 from tests.support.fake_backend import FakeBackend, decode_all
@@ -129,6 +130,10 @@ def test_a_column_with_a_value_that_no_sender_sets_is_refused(
         ({"delay_level": 1.5}, "delay_level"),
         ({"delay_level": 1, "deliver_at_ms": 10**12}, "delay_level"),
         ({"wait_store_ok": False, "acks": "quorum"}, "acks"),
+        ({"wait_store_ok": None}, "wait_store_ok"),
+        ({"wait_store_ok": 0}, "wait_store_ok"),
+        ({"flag": ""}, "flag"),
+        ({"delay_level": ""}, "delay_level"),
     ],
 )
 def test_a_send_with_a_value_that_no_sender_sets_is_refused_at_once(
@@ -140,6 +145,32 @@ def test_a_send_with_a_value_that_no_sender_sets_is_refused_at_once(
     assert refused.value.found is not None
     assert refused.value.limit is not None
     assert backend.puts == []
+
+
+@pytest.mark.parametrize("given", [{"wait_store_ok": False}, {"delay_level": 1}, {"body": None}])
+def test_properties_that_only_its_tag_makes_too_long_are_refused_before_others_share_its_batch(
+    make: Make, given: dict[str, Any]
+) -> None:
+    properties = {"p": "v" * (PROPERTIES_MAX_BYTES - STAMP_BYTES - 3 - 100 - len("TAGS") - 2)}
+    message = Message(topic="t", body=b"x", tag="g" * 100, properties=properties)
+    with make(linger_ms=FOREVER_MS) as producer:
+        producer.send(message, queue_id=0)
+        before = producer.send("t", b"before", queue_id=1)
+        with pytest.raises(PropertiesTooLong):
+            producer.send(replace(message, **given), queue_id=1)
+    assert before.result(10).offset == 0
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(8), pa.null()])
+def test_host_fields_of_any_binary_type_are_taken_and_so_is_a_column_without_values(
+    make: Make, backend: FakeBackend, kind: pa.DataType
+) -> None:
+    host = None if pa.types.is_null(kind) else bytes([192, 0, 2, 1, 0, 0, 0x13, 0x88])
+    table = pa.table({"body": [b"a", b"b"], "born_host": pa.array([host, None], kind)})
+    with make() as producer:
+        producer.send_batch("t", table, queue_id=0)
+    hosts = [message.born_host for message in read(backend)]
+    assert hosts == [STORE if host is None else V4, STORE]
 
 
 def test_a_message_of_a_level_waits_in_the_levels_queue_of_its_shard(

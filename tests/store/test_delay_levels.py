@@ -176,7 +176,7 @@ def put_columns(
 
 @pytest.mark.parametrize("count", [1, 100])
 def test_columns_of_a_level_are_delivered_once_after_its_delay(world, count):
-    world.store.create_topic("t", 2, [0])
+    world.store.topics.create("t", 2, [0])
     put_columns(world, *[GOOD] * count)
     put_columns(world, *[GOOD] * count)
     world.confirm()
@@ -192,7 +192,7 @@ def test_columns_of_a_level_are_delivered_once_after_its_delay(world, count):
 
 
 def test_a_moved_row_of_columns_keeps_its_flags_and_its_born_host(world):
-    world.store.create_topic("t", 2, [0])
+    world.store.topics.create("t", 2, [0])
     host = pack_host("2001:db8::1", 7)
     row = SmallBatch([b"x"], ["red"], [encode(GOOD)], [5], [9], [0x301], [host])
     world.store.put(PutRequest(SCHEDULE_TOPIC, 1, row, 77, 0, 0, "quorum"))
@@ -219,7 +219,7 @@ def test_a_moved_row_of_columns_keeps_its_flags_and_its_born_host(world):
 def test_columns_of_a_level_that_could_not_be_delivered_are_refused_whole(
     world, change, level, field
 ):
-    world.store.create_topic("t", 2, [0])
+    world.store.topics.create("t", 2, [0])
     wrong = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
     end = world.store.log.end
     with pytest.raises(Rejected) as caught:
@@ -230,7 +230,7 @@ def test_columns_of_a_level_that_could_not_be_delivered_are_refused_whole(
 
 
 def test_a_level_that_is_named_twice_is_refused(world):
-    world.store.create_topic("t", 2, [0])
+    world.store.topics.create("t", 2, [0])
     text = encode(GOOD) + encode({"DELAY": "1"})
     row = batch([b"x"], properties=text)
     with pytest.raises(Rejected):
