@@ -358,7 +358,7 @@ class Cluster(ClusterHandle):
         Raises:
             Rejected: the cluster has another number of several replicas, or the number or a node cannot be. Nothing
                 was changed.
-            Unavailable: the cluster does not run, or the new replicas have not everything in time. They go on copying.
+            Unavailable: the cluster does not run, or the new replicas have not copied everything in time. They go on.
         """
         from .operations.set_replicas import set_replicas
 

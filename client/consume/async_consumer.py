@@ -64,8 +64,9 @@ class AsyncConsumer(OpenClient):
         unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
             (default 30,000).
         read_from: "leader" (default) reads each shard from its leader. "nearest" reads from a replica on this machine,
-            of these rather from a follower, else from any follower, else from the leader. A follower knows up to 0.2 s
-            later what is confirmed. It is left when it lags by more than a second.
+            and prefers a follower there. Without one it reads from any other follower, or else from the leader. A
+            follower learns up to 0.2 s later what is confirmed. The consumer leaves it when it lags by more than a
+            second.
         clock: the source of time, for tests.
 
     Guarantees:

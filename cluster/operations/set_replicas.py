@@ -144,7 +144,7 @@ class _Growth:
         self._operation = operation
 
     def restart(self, shard: int) -> None:
-        """Make each replica that has not the options of the record, or is not there. The first one comes last.
+        """Make each replica that is missing, or that lacks the options of the record. The first one comes last.
 
         Its followers wait for it then, so that sends wait for one start only.
         """
