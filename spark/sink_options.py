@@ -46,8 +46,8 @@ OPTIONS = (
     ),
     SinkOption(
         *("verify", "true or false", "true"),
-        "direct only: rows that an earlier attempt has stored are compared with those of this one; `false` takes them "
-        "for the same",
+        "direct only: rows that an earlier attempt has stored are compared with the current ones; `false` assumes "
+        "that they are the same",
     ),
 )
 

@@ -50,8 +50,9 @@ class SourceOption(NamedTuple):
 OPTIONS = (
     SourceOption(
         *("raymq.address", "URL", "required", "both"),
-        "`raymq://host:port` or, with TLS, `raymq+tls://host:port` of any shard; several, separated by commas, are "
-        "tried in order, again and again for up to 30 s. `raymq.spark.options` gives those of all replicas",
+        "`raymq://host:port` or, with TLS, `raymq+tls://host:port` of any shard; several addresses, separated by "
+        "commas, are tried in order, again and again for up to 30 s. `raymq.spark.options` gives the addresses of all "
+        "replicas",
     ),
     SourceOption(
         *("raymq.token", "text", "RAYMQ_TOKEN of the driver", "both"),
@@ -67,7 +68,7 @@ OPTIONS = (
     ),
     SourceOption(
         *("subscribePattern", "regular expression", "none", "both"),
-        "topics whose whole name matches; a stream also reads those that are created later",
+        "topics whose whole name matches; a stream also reads matching topics that are created later",
     ),
     SourceOption(
         *("assign", "JSON", "none", "both"), 'queues of topics, such as `{"orders": [0, 1]}`'
@@ -75,7 +76,7 @@ OPTIONS = (
     SourceOption(
         *("startingOffsets", "text or JSON", "earliest (batch), latest (stream)", "both"),
         f"`earliest`, `latest` (stream only), or an offset of each queue, such as `{OFFSETS_EXAMPLE}`: -2 is earliest, "
-        "-1 latest; a stream uses it at its first start only",
+        "-1 latest; a stream uses it only at its first start",
     ),
     SourceOption(
         *("startingOffsetsByTimestamp", "JSON", "none", "both"),
@@ -104,11 +105,12 @@ OPTIONS = (
     ),
     SourceOption(
         *("minPartitions", "whole number", "one per queue", "both"),
-        "splits large queues into about so many tasks altogether",
+        "splits large queues, into about this many tasks in all",
     ),
     SourceOption(
         *("maxOffsetsPerTrigger", "whole number", "no limit", "stream"),
-        "messages of one batch at most, split over the queues in proportion to their lag; needs Spark 4.2",
+        "the maximum number of messages in one batch, split over the queues in proportion to their lag; needs Spark "
+        "4.2",
     ),
     SourceOption(
         *("failOnDataLoss", "true or false", "true", "both"),
@@ -125,7 +127,7 @@ OPTIONS = (
     ),
     SourceOption(
         *("readFrom", "leader or nearest", "leader", "both"),
-        "`nearest`: each task reads a replica near it, if the cluster has several",
+        "`nearest`: each task reads from a replica near it, if the cluster has several",
     ),
 )
 
