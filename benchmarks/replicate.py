@@ -245,7 +245,7 @@ def measure_catch_up(cluster: raymq.Cluster, directory: Path, rounds: Rounds, qu
     rounds.note("alone_ms", alone.percentile_ms(50))
     beside = Histogram()
     beside.record([1000 * ms for ms in waits_beside_ms(cluster, replace)])
-    # Its rate, beside a producer, is no round's.
+    # It runs beside a producer, so its rate belongs to no round.
     rounds.note("catch_up_beside_MB_s", rounds.values["catch_up_MB_s"].pop())
     rounds.note_times("beside", beside)
 

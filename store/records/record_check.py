@@ -61,7 +61,7 @@ def check_put(
     - a tag with separators
     - properties that are malformed or hold properties of the store itself
     - tag or properties with 512 zero bytes in a row
-    - a sys_flag with a bit that no sender sets, or a born_host that is no host field
+    - a sys_flag with a bit that no sender sets, or a born_host that is not a host field
     - properties that would be longer than 32,767 bytes together with the tag
     """
     fmt.check_topic_name(topic)
