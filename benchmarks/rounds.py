@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -17,6 +18,8 @@ from benchmarks.floors import Floor, Line, report
 from raymq.cluster.bench.histogram import Histogram
 
 ROUNDS = 3
+#: with fewer rounds even the least and the greatest ratio do not have the median between them with 95 %
+INTERVAL_ROUNDS = 6
 #: end of a figure's name -> how the figure is printed
 FORMS = {
     "_msg_s": "{:,.0f} msg/s",
@@ -32,6 +35,17 @@ FORMS = {
     "_us": "{:,.2f} us",
     "_s": "{:,.3f} s",
 }
+
+
+def _outside(rounds: int) -> int:
+    """How many sorted ratios lie outside on each side, where the true median is with less than 2.5 %."""
+    below = 0.0
+    for count in range(rounds):
+        # Each ratio is below the true median with one half: so many of them are, or fewer.
+        below += math.comb(rounds, count) / 2**rounds
+        if below >= 0.025:
+            return count - 1
+    raise AssertionError("a fair coin shows heads")
 
 
 class Rounds:
@@ -56,8 +70,19 @@ class Rounds:
 
     def ratio(self, name: str, of: str) -> float:
         """The median of the rounds' ratios."""
+        return statistics.median(self._ratios(name, of))
+
+    def interval(self, name: str, of: str) -> str:
+        """Where the median of the ratios lies with 95 %, for the table. Empty for fewer than `INTERVAL_ROUNDS`."""
+        ratios = self._ratios(name, of)
+        if len(ratios) < INTERVAL_ROUNDS:
+            return ""
+        outside = _outside(len(ratios))
+        return f" ({ratios[outside]:.2f} to {ratios[-1 - outside]:.2f})"
+
+    def _ratios(self, name: str, of: str) -> list[float]:
         pairs = zip(self.values[name], self.values[of], strict=True)
-        return statistics.median(value / limit for value, limit in pairs)
+        return sorted(value / limit for value, limit in pairs)
 
     def printed(self, name: str) -> str:
         """The median with its unit. A p50 has its p99 in brackets."""
@@ -84,7 +109,11 @@ class Row(NamedTuple):
     def line(self, rounds: Rounds) -> Line:
         """The row with its figures."""
         value = rounds.ratio(self.name, self.of) if self.of else rounds.median(self.name)
-        share = f"{value:.2f} x {self.beside}" if self.of else self.beside
+        share = (
+            f"{value:.2f} x {self.beside}{rounds.interval(self.name, self.of)}"
+            if self.of
+            else self.beside
+        )
         figure = rounds.printed(self.name)
         return Line(self.what, figure, share, self.floor, value, self.remark)
 

@@ -1,11 +1,13 @@
 """Is this tree quicker than an earlier commit? `python -m benchmarks.turns [COMMIT] [--rounds N] [--busy] [--check]`
 
 It checks the commit out into a directory of its own and starts a cluster of each tree, in a Ray each. Both take turns
-with bursts of a second: one thread and 64 threads that wait for each receipt, batches of 20 and of 900 rows of which 16
-are under way. A burst begins when neither shard writes zeros ahead any more. Every message has 1 KiB and is on disk
-before its receipt. A ratio is the median of the rounds' ratios, so that a machine whose speed changes from minute to
-minute changes both alike. The default commit is the last one before small messages were gathered, which the floors are
-about.
+with bursts: one thread and 64 threads that wait for each receipt, batches of 20 and of 900 rows of which 16 are under
+way, a thread that polls each message that it has sent, a consumer that reads all of it. A burst begins when neither
+shard writes zeros ahead any more. Every message has 1 KiB and is on disk before its receipt. A ratio is the median of
+the rounds' ratios, so that a machine whose speed changes from minute to minute changes both alike. Beside it stands its
+interval: one burst of 64 threads may be twice as quick as the next one of the same tree, so that ten rounds of equal
+code give medians from 0.8 to 1.25. The default commit is the last one before small messages were gathered, which the
+floors are about.
 """
 
 from __future__ import annotations
@@ -33,17 +35,20 @@ BURSTS: dict[str, tuple[str, Floor | None]] = {
     "64_threads": ("64 threads", at_least(5)),
     "batches_of_20": ("batches of 20 rows", None),
     "batches_of_900": ("batches of 900 rows", at_least(1.15)),
+    "polled": ("one message, sent and polled", None),
+    "read": ("all messages, read", None),
 }
+BURST_S = 0.5
 
 
 class Worker:
     """A process with the cluster of one tree."""
 
-    def __init__(self, tree: Path, directory: Path) -> None:
+    def __init__(self, tree: Path, directory: Path, replicas: int) -> None:
         # The source is passed on: the older tree has no such module, and the folder of this one has a `queue.py`.
         source = (ROOT / "benchmarks" / "turns_worker.py").read_text(encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", source, str(directory)],
+            [sys.executable, "-c", source, str(directory), str(replicas)],
             cwd=tree,
             env={**os.environ, "PYTHONPATH": str(tree)},
             stdin=subprocess.PIPE,
@@ -54,9 +59,9 @@ class Worker:
         if not Path(imported).is_relative_to(tree):
             raise RuntimeError(f"{imported} was imported instead of the code of {tree}")
 
-    def run(self, burst: str, seconds: float) -> float:
+    def run(self, burst: str) -> float:
         """Messages or batches per second."""
-        print(burst, seconds, file=self._process.stdin, flush=True)
+        print(burst, BURST_S, file=self._process.stdin, flush=True)
         return float(self._read())
 
     def close(self) -> None:
@@ -88,13 +93,17 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     tell(f"beside {options.commit}")
     side = "before" if options.commit == BEFORE else "other"
     with checked_out(options.commit) as tree, contextlib.ExitStack() as workers:
-        before = workers.enter_context(contextlib.closing(Worker(tree, options.directory)))
-        now = workers.enter_context(contextlib.closing(Worker(ROOT, options.directory)))
+        before, now = (
+            workers.enter_context(
+                contextlib.closing(Worker(side_tree, options.directory, options.replicas))
+            )
+            for side_tree in (tree, ROOT)
+        )
         for number in in_turn(3 if options.quick else options.rounds):
-            for burst in BURSTS:
+            for burst in options.only:
                 sides = [(f"_{side}", before), ("", now)]
                 for end, worker in sides if number % 2 else sides[::-1]:
-                    rounds.note(f"{burst}{end}_per_s", worker.run(burst, 1.0))
+                    rounds.note(f"{burst}{end}_per_s", worker.run(burst))
 
 
 #: floors are of the default commit
@@ -106,5 +115,6 @@ ROWS = [
 
 if __name__ == "__main__":
     more: dict[str, dict[str, Any]] = {"--rounds": {"type": int, "default": ROUNDS}}
+    more["--replicas"] = {"type": int, "default": 1}
     more["commit"] = {"nargs": "?", "default": BEFORE, "metavar": "COMMIT"}
-    run(__doc__, measure, ROWS, options=more)
+    run(__doc__, measure, ROWS, parts=list(BURSTS), options=more)

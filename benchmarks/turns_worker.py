@@ -1,7 +1,8 @@
 """One side of `benchmarks.turns`: a cluster of the tree in PYTHONPATH, which does the bursts that standard input names.
 
-It runs with an older tree, too, so it uses only what users of the first versions had. Each line of input is a burst's
-name and its seconds. Each line of output is a number, messages or batches per second.
+It runs with an older tree, too, so it uses only what users of the first versions had. Its arguments are the directory
+in which the cluster's data directory is made, and the number of replicas. Each line of input is a burst's name and its
+seconds. Each line of output is a number, messages or batches per second.
 """
 
 from __future__ import annotations
@@ -55,6 +56,30 @@ def burst(cluster: Any, callers: int, rows: int, in_flight: int, seconds: float)
         return sum(done) / (time.perf_counter() - begin)
 
 
+def polled(cluster: Any, seconds: float) -> float:
+    """Messages per second of a thread that sends one and polls until it has it."""
+    with cluster.producer() as producer, cluster.consumer("polled", start="earliest") as consumer:
+        producer.send("polled", BODY).result(60)
+        while consumer.poll_batch(timeout=0.2).num_rows:
+            pass  # what the bursts before have sent
+        count, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            producer.send("polled", BODY)
+            count += consumer.poll_batch(timeout=60).num_rows
+        return count / (time.perf_counter() - begin)
+
+
+def read(cluster: Any, seconds: float) -> float:
+    """Messages per second of a consumer that reads what the bursts have sent, from the first on."""
+    count, begin = 0, time.perf_counter()
+    stop = begin + seconds
+    while time.perf_counter() < stop:
+        with cluster.consumer("t", start="earliest") as consumer:
+            while time.perf_counter() < stop and (rows := consumer.poll_batch().num_rows):
+                count += rows
+    return count / (time.perf_counter() - begin)
+
+
 #: callers, rows of each send, sends without a receipt
 BURSTS = {
     "one_thread": (1, 1, 1),
@@ -68,21 +93,27 @@ def await_prewritten(cluster: Any) -> None:
     """Wait until the shard writes no zeros ahead any more, so that the next burst, of either side, has the disk."""
     last, ready, stop = -1, 0, time.monotonic() + PREWRITTEN_S
     while ready != last and time.monotonic() < stop:
-        time.sleep(1)
+        time.sleep(0.5)
         last, ready = ready, cluster.status()["shards"][0]["prewritten_bytes"]
 
 
 def main() -> None:
-    """Serve the bursts. Argument: the directory in which the cluster's data directory is made."""
+    """Serve the bursts."""
     with (
         tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory,
-        raymq.start(f"{directory}/data", shards=1, ephemeral=True) as cluster,
+        raymq.start(
+            f"{directory}/data", shards=1, replicas=int(sys.argv[2]), ephemeral=True
+        ) as cluster,
     ):
         cluster.create_topic("t", queues=QUEUES)
+        cluster.create_topic("polled", queues=1)
         print(raymq.__file__, flush=True)
         for line in sys.stdin:
             name, seconds = line.split()
-            rate = burst(cluster, *BURSTS[name], float(seconds))
+            if name in BURSTS:
+                rate = burst(cluster, *BURSTS[name], float(seconds))
+            else:
+                rate = {"polled": polled, "read": read}[name](cluster, float(seconds))
             await_prewritten(cluster)
             print(rate, flush=True)
 

@@ -134,3 +134,14 @@ def test_the_raw_copy_ends_where_the_log_does_and_is_synced_on_its_way(
     assert sum(copied) == end
     assert synced == [replicate.COPY_SYNC_BYTES, 20_000_000, end]
     assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
+
+
+def test_ten_ratios_leave_one_on_each_side_of_the_median_s_interval() -> None:
+    ratios = [0.1, *[0.9, 1.1] * 4, 9.0]
+    rounds = noted({"now": ratios, "before": [1.0] * 10})
+    assert rounds.interval("now", "before") == " (0.90 to 1.10)"
+
+
+def test_five_ratios_have_no_interval() -> None:
+    rounds = noted({"now": [1.0] * 5, "before": [1.0] * 5})
+    assert rounds.interval("now", "before") == ""
