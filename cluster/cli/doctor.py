@@ -27,10 +27,14 @@ from raymq.cluster.record.cluster_record import ClusterRecord, StartOptions, loa
 from raymq.cluster.record.paths import (
     ClusterPaths,
     check_data_dir,
+    home_dirs,
     load_token,
     mount_of,
     nearest_existing,
+    run_dir_fault,
+    run_dir_path,
     volatile_reason,
+    why_not_writable,
 )
 from raymq.cluster.record.placement import NODE_HOST
 from raymq.cluster.start import plan_start
@@ -112,6 +116,8 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         check_shared_memory(*_space_of("/dev/shm")),
         check_auth(os.environ),
+        check_run_dir(run_dir_fault(files)),
+        check_home(home_dirs(), files),
         check_proxy(os.environ),
         check_tls(os.environ, files, Clock().now_ms() / 1000),
         check_disk(directory, _free_bytes(directory, files), _new_files_bytes(data_dir, files)),
@@ -227,6 +233,26 @@ def check_auth(environment: Mapping[str, str]) -> Check:
     if mode.lower() != "token":
         return _fail("ray token", f"RAY_AUTH_MODE={mode}", "use token or disabled, or unset it")
     return _ok("ray token", "RAY_AUTH_MODE=token")
+
+
+def check_run_dir(fault: str | None) -> Check:
+    """The directory of sockets and of Ray's session. Args: `fault`: why it cannot be had."""
+    if fault is not None:
+        return _fail("run dir", fault, "`raymq start` refuses to start without it")
+    return _ok("run dir", f"{run_dir_path()} for sockets and Ray's session")
+
+
+def check_home(homes: Sequence[Path], files: Files) -> Check:
+    """Where the list of clusters is kept. Args: `homes`: where it may be, in the order of preference."""
+    first, *others = homes
+    fault = why_not_writable(nearest_existing(first, files))
+    if fault is None:
+        return _ok("home", f"{first} has the list of clusters")
+    if not others:
+        advice = "let RAYMQ_HOME name a directory that this user may write, or name the data directory to each command"
+        return _warn("home", f"{fault}: no list of clusters is kept", advice)
+    found = f"{fault}: {others[0]} has the list of clusters, and the data directory Ray's token"
+    return _ok("home", found)
 
 
 def check_proxy(environment: Mapping[str, str]) -> Check:

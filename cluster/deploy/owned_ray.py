@@ -21,10 +21,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from raymq.cluster.record.paths import ClusterPaths, run_dir
+from raymq.cluster.record.paths import ClusterPaths, in_home, run_dir
 from raymq.spark import java
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Unavailable
+from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from . import process_tree, ray_host
@@ -154,7 +154,7 @@ def _start_once(
     temp_dir = run_dir(files) / f"ray-{mark[:8]}"
     files.make_dirs(temp_dir, 0o700)
 
-    environment = owned_environment(mark, files)
+    environment = owned_environment(mark, paths, files)
     if loopback:
         # Otherwise `ray start` replaces 127.0.0.1 by the machine's own address, so that other machines could join.
         environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -322,7 +322,7 @@ def _check_client_port(owned: OwnedRay, port: int, files: Files) -> None:
         raise Unavailable(f"another process has taken port {port}, which Ray was to serve")
 
 
-def owned_environment(mark: str, files: Files) -> dict[str, str]:
+def owned_environment(mark: str, paths: ClusterPaths, files: Files) -> dict[str, str]:
     """The environment of an owned Ray: the caller's, with authentication, java and raymq set."""
     environment = dict(os.environ)
     environment[MARK] = mark
@@ -338,7 +338,7 @@ def owned_environment(mark: str, files: Files) -> dict[str, str]:
     environment.setdefault("MALLOC_ARENA_MAX", "1")
 
     if environment["RAY_AUTH_MODE"] == "token":
-        _ensure_ray_token(environment, files)
+        _ensure_ray_token(environment, paths, files)
 
     found = java.find(environment)
     if found is not None and shutil.which("java", path=environment.get("PATH")) is None:
@@ -355,12 +355,37 @@ def host_label() -> str:
     return safe.strip("-_.")[:63].strip("-_.") or "localhost"
 
 
-def _ensure_ray_token(environment: dict[str, str], files: Files) -> None:
-    """Make Ray's token where Ray looks for it, as `ray get-auth-token --generate` does."""
+def _ensure_ray_token(environment: dict[str, str], paths: ClusterPaths, files: Files) -> None:
+    """Make Ray's token where Ray looks for it, as `ray get-auth-token --generate` does.
+
+    For a user without a home it is made in the data directory, and the environment names it.
+    Raises: Rejected if the file that RAY_AUTH_TOKEN_PATH names can be neither read nor made.
+    """
     if environment.get("RAY_AUTH_TOKEN"):
         return
-    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token"))
+    named = environment.get("RAY_AUTH_TOKEN_PATH")
+    if named:
+        try:
+            _make_ray_token(Path(named), files)
+        except (OSError, Unavailable) as error:
+            message = (
+                f"RAY_AUTH_TOKEN_PATH names {named}, which can be neither read nor made "
+                f"({error}): name a file that this user may write, or unset it"
+            )
+            raise Rejected(message, field="RAY_AUTH_TOKEN_PATH", path=named) from error
+        return
+    for path in in_home(".ray/auth_token"):
+        with contextlib.suppress(OSError, Unavailable):
+            _make_ray_token(path, files)
+            return
+    _make_ray_token(paths.ray_token, files)
+    environment["RAY_AUTH_TOKEN_PATH"] = str(paths.ray_token)
+
+
+def _make_ray_token(path: Path, files: Files) -> None:
     if files.exists(path):
+        # Raises PermissionError for another user's.
+        files.read_file(path)
         return
     files.make_dirs(path.parent, 0o700)
     files.write_file_atomic(path, secrets.token_hex(32).encode("ascii"))

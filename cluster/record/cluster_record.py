@@ -21,7 +21,7 @@ from raymq.store.base.files import Files
 from raymq.store.config.promise import FLUSHES, Flush
 from raymq.store.config.store_config import StoreConfig
 
-from .paths import ClusterPaths, check_may_read, check_name, home_dir
+from .paths import ClusterPaths, check_may_read, check_name, home_dirs
 from .placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
 
 _Value = TypeVar("_Value")
@@ -404,29 +404,26 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
 
 
 def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
-    """Add the cluster to this user's list. A home directory that cannot be written is not an error."""
-    folder = home_dir() / "clusters"
+    """Add the cluster to this user's list, in the first of `home_dirs` that can be written. None is not an error."""
     body = json.dumps({"data_dir": paths.data_dir, "cluster_id": record.cluster_id})
-    try:
-        files.make_dirs(folder, 0o700)
-        files.write_file_atomic(folder / f"{record.name}.json", body.encode())
-    except (OSError, RayMQError):
-        return
+    for home in home_dirs():
+        with contextlib.suppress(OSError, RayMQError):
+            files.make_dirs(home / "clusters", 0o700)
+            files.write_file_atomic(home / "clusters" / f"{record.name}.json", body.encode())
+            return
 
 
 def known_clusters(files: Files) -> dict[str, str]:
     """Name -> data directory of the clusters that this user started here and whose directory exists."""
-    folder = home_dir() / "clusters"
     known: dict[str, str] = {}
-    try:
-        names = [
-            entry.removesuffix(".json") for entry in files.list(folder) if entry.endswith(".json")
-        ]
-    except OSError:
-        return known
-    for name in names:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            data_dir = json.loads(files.read_file(folder / f"{name}.json"))["data_dir"]
-            if files.exists(ClusterPaths(data_dir).cluster):
-                known[name] = data_dir
+    for home in reversed(home_dirs()):
+        folder = home / "clusters"
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [entry for entry in files.list(folder) if entry.endswith(".json")]
+        for name in names:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                data_dir = json.loads(files.read_file(folder / name))["data_dir"]
+                if files.exists(ClusterPaths(data_dir).cluster):
+                    known[name.removesuffix(".json")] = data_dir
     return known

@@ -4,6 +4,7 @@
       token                     0600, 64 hex characters, needed for every call of a shard
       cluster.json              options of the cluster (cluster_record.py)
       ray.json, ray.log         the Ray that `start` owns, while there is one (ray_host.py)
+      ray-token                 Ray's token, if the user has no home for it (owned_ray.py)
       ca.pem                    with TLS: the authority that signed the shards' certificates
       endpoints.json            over nodes: where the leaders listened at the last start
       start.lock                held while a command or the controller works on the directory
@@ -50,6 +51,7 @@ class ClusterPaths:
         self.cluster = self.root / "cluster.json"
         self.ray = self.root / "ray.json"
         self.ray_log = self.root / "ray.log"
+        self.ray_token = self.root / "ray-token"
         self.ca = self.root / "ca.pem"
         self.endpoints = self.root / "endpoints.json"
         self.start_lock = self.root / "start.lock"
@@ -178,7 +180,7 @@ def _data_dir_fault(
         )
 
     if not files.exists(root):
-        fault = _why_not_writable(nearest_existing(root, files))
+        fault = why_not_writable(nearest_existing(root, files))
         return None if fault is None else _not_made(root, fault)
 
     facts = os.stat(root)
@@ -199,7 +201,7 @@ def _data_dir_fault(
             "choose an empty or new directory"
         )
 
-    fault = _why_not_writable(root)
+    fault = why_not_writable(root)
     return None if fault is None else f"{fault}. Make it writable, or choose another directory"
 
 
@@ -210,7 +212,7 @@ def nearest_existing(path: Path, files: Files) -> Path:
     return path
 
 
-def _why_not_writable(directory: Path) -> str | None:
+def why_not_writable(directory: Path) -> str | None:
     """Why this user cannot write into an existing directory, or None when it can."""
     if not directory.is_dir():
         return f"{directory} is not a directory"
@@ -245,7 +247,7 @@ def check_may_read(root: Path) -> None:
 
 def _foreign_entries(directory: Path, files: Files) -> list[str]:
     """The entries that a first start, interrupted before cluster.json, cannot have left."""
-    ours = {"token", "start.lock", "ray.json", "ray.log", "lost+found"}
+    ours = {"token", "start.lock", "ray.json", "ray.log", "ray-token", "lost+found"}
     return [entry for entry in files.list(directory) if entry not in ours and ".tmp" not in entry]
 
 
@@ -319,22 +321,53 @@ def directory_lock(
         yield
 
 
+def run_dir_path() -> Path:
+    """The directory of this user's sockets and Ray sessions. `run_dir` makes it."""
+    return Path(f"/tmp/raymq-{os.geteuid()}")
+
+
 def run_dir(files: Files) -> Path:
     """/tmp/raymq-<uid>, made 0700: sockets and Ray sessions.
 
-    Raises: Rejected when another user owns it.
+    Raises: Rejected when another user owns it, or it cannot be made.
     """
-    directory = Path(f"/tmp/raymq-{os.geteuid()}")
+    directory = run_dir_path()
+    fault = run_dir_fault(files)
+    if fault is not None:
+        raise Rejected(fault, field="run_dir", path=str(directory))
     files.make_dirs(directory, 0o700)
-    facts = os.lstat(directory)
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-        message = f"{directory} belongs to another user, or is not a directory: remove it"
-        raise Rejected(message, field="run_dir", path=str(directory))
-    if stat.S_IMODE(facts.st_mode) != 0o700:
+    if stat.S_IMODE(os.lstat(directory).st_mode) != 0o700:
         os.chmod(directory, 0o700)
     return directory
 
 
-def home_dir() -> Path:
-    """The directory with the list of this user's clusters: $RAYMQ_HOME or ~/.raymq."""
-    return Path(os.environ.get("RAYMQ_HOME") or os.path.expanduser("~/.raymq"))
+def run_dir_fault(files: Files) -> str | None:
+    """Why `run_dir` cannot be had, and what to do; None: it can. Changes nothing."""
+    directory = run_dir_path()
+    if files.exists(directory):
+        facts = os.lstat(directory)
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+            fault = why_not_writable(directory)
+            return None if fault is None else f"{fault}. Sockets and Ray's session belong there"
+        return f"{directory} belongs to another user, or is not a directory: remove it"
+    fault = why_not_writable(directory.parent)
+    if fault is None:
+        return None
+    return f"cannot make {directory} for sockets and Ray's session: {fault}. Mount a tmpfs on {directory.parent}"
+
+
+def home_dirs() -> list[Path]:
+    """Where the list of this user's clusters may be, in the order of preference.
+
+    $RAYMQ_HOME alone, if it is set. Otherwise ~/.raymq, and the run directory for a user without a home.
+    """
+    named = os.environ.get("RAYMQ_HOME")
+    if named:
+        return [Path(named)]
+    return [*in_home(".raymq"), run_dir_path() / "home"]
+
+
+def in_home(name: str) -> list[Path]:
+    """A path in this user's home. None at all, if the system knows no home: no HOME, no entry in passwd."""
+    home = os.path.expanduser("~")
+    return [Path(home) / name] if os.path.isabs(home) else []

@@ -200,11 +200,13 @@ NO_OPTIONS = {
 
 #: the environment variables that RayMQ reads, beside the variables of TLS
 VARIABLES = {
-    "RAYMQ_HOME": "directory of the list of clusters that this user started; default `~/.raymq`",
+    "RAYMQ_HOME": "directory of the list of clusters that this user started; default `~/.raymq`, "
+    "and `/tmp/raymq-UID/home` for a user without a home",
     "RAYMQ_TOKEN": "the token, for `raymq://` addresses",
     "RAY_ADDRESS": "the Ray that `raymq start` attaches to, and in which `connect` looks a name up",
     "RAY_AUTH_MODE": "Ray's own authentication; a Ray that `raymq start` starts runs with `token`",
-    "RAY_AUTH_TOKEN_PATH": "file of Ray's token",
+    "RAY_AUTH_TOKEN_PATH": "file of Ray's token; without it `~/.ray/auth_token`, and for a user without a home "
+    "`ray-token` in the data directory",
     "RAY_worker_niceness": "priority of Ray's workers; a Ray that `raymq start` starts has 0",
     "GRPC_EXPERIMENTS": "switches of gRPC; without it RayMQ's processes read Flight's sockets in the threads that "
     "wait for messages, and with it they leave gRPC as it says",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Mapping
@@ -57,6 +58,9 @@ from tests.support.certificates import Certificates, make_certificates
         (doctor.check_shared_memory(8 * GIB, 4096), "fail"),
         (doctor.check_shared_memory(64 * MIB, 64 * MIB), "warn"),
         (doctor.check_shared_memory(8 * GIB, 1 * GIB), "ok"),
+        (doctor.check_run_dir(None), "ok"),
+        (doctor.check_run_dir("cannot make /tmp/raymq-1"), "fail"),
+        (doctor.check_home([Path("/var/tmp/x"), Path("/tmp/x")], Files()), "ok"),
         (doctor.check_auth({}), "ok"),
         (doctor.check_auth({"RAY_AUTH_MODE": "token"}), "ok"),
         (doctor.check_auth({"RAY_AUTH_MODE": "disabled"}), "warn"),
@@ -355,3 +359,16 @@ def test_a_certificate_that_is_expired_or_of_another_authority_is_a_failure(
     assert check.verdict == "fail"
     assert "refused by clients that trust" in check.found
     assert tls.SERVER_CERT in check.advice
+
+
+def test_a_home_that_cannot_be_written_is_named_with_what_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    found = doctor.check_home([home, Path("/tmp/raymq-1/home")], Files())
+    assert found.verdict == "ok"
+    assert "/tmp/raymq-1/home has the list of clusters" in found.found
+    named = doctor.check_home([home], Files())
+    assert named.verdict == "warn"
+    assert "RAYMQ_HOME" in named.advice

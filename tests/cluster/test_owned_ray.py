@@ -13,7 +13,7 @@ from raymq.cluster.deploy import owned_ray, process_tree
 from raymq.cluster.deploy.owned_ray import free_ports
 from raymq.cluster.deploy.ray_host import OwnedRay
 from raymq.cluster.record.paths import ClusterPaths
-from raymq.store.base.errors import Unavailable
+from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 from tests.support.clock import ManualClock
 
@@ -128,3 +128,53 @@ def test_a_port_that_another_process_has_taken_ends_the_try(
     # Ray may have been asked not to serve it.
     monkeypatch.setattr(process_tree, "members", lambda family, files: [])
     owned_ray._check_client_port(OWNED, port, Files())
+
+
+def ray_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, str]:
+    """The environment of a Ray that is owned, with only these variables of Ray."""
+    for name in [name for name in os.environ if name.startswith("RAY")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return owned_ray.owned_environment("mark", ClusterPaths(tmp_path), Files())
+
+
+def test_the_token_of_ray_is_made_in_the_home_where_ray_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = ray_token(tmp_path, monkeypatch, HOME=str(tmp_path / "home"))
+    assert (tmp_path / "home" / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+    assert "RAY_AUTH_TOKEN_PATH" not in environment
+
+
+def test_the_token_of_ray_is_made_in_the_data_directory_for_a_user_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = ray_token(tmp_path, monkeypatch, HOME="/proc/nonexistent")
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "ray-token")
+    made = (tmp_path / "ray-token").read_bytes()
+    # the next start keeps it
+    ray_token(tmp_path, monkeypatch, HOME="/proc/nonexistent")
+    assert (tmp_path / "ray-token").read_bytes() == made
+
+
+def test_a_home_that_may_not_be_written_is_none_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forbidden(Files):
+        def make_dirs(self, path: Any, mode: int = 0o777) -> None:
+            if Path(path).is_relative_to(tmp_path / "home"):
+                raise Unavailable(f"{path} cannot be written: Permission denied")
+            super().make_dirs(path, mode)
+
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    environment = owned_ray.owned_environment("mark", ClusterPaths(tmp_path), Forbidden())
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "ray-token")
+
+
+def test_a_named_token_that_cannot_be_made_is_refused_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Rejected, match="RAY_AUTH_TOKEN_PATH names /proc/none/token, which can be"):
+        ray_token(tmp_path, monkeypatch, RAY_AUTH_TOKEN_PATH="/proc/none/token")

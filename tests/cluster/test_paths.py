@@ -307,6 +307,44 @@ def test_known_clusters_are_those_whose_directory_still_exists(
     assert cluster_record.known_clusters(files) == {"kept": str(tmp_path / "kept")}
 
 
+def test_a_user_without_a_home_finds_his_clusters_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAYMQ_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc/nonexistent")
+    monkeypatch.setattr(paths, "run_dir_path", lambda: tmp_path / "run")
+    data, files = tmp_path / "data", Files()
+    data.mkdir()
+    cluster_record.save_record(paths.ClusterPaths(data), record(name="orders"), files)
+    cluster_record.remember(record(name="orders"), paths.ClusterPaths(data), files)
+    assert (tmp_path / "run" / "home" / "clusters" / "orders.json").exists()
+    assert cluster_record.known_clusters(files) == {"orders": str(data)}
+
+
+def test_a_list_that_raymq_home_names_is_kept_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYMQ_HOME", str(tmp_path / "named"))
+    assert paths.home_dirs() == [tmp_path / "named"]
+
+
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_a_home_that_is_no_absolute_path_is_none(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda name: home or name)
+    assert paths.in_home(".raymq") == []
+
+
+def test_a_run_directory_that_cannot_be_made_says_what_to_mount(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(paths, "run_dir_path", lambda: Path("/proc/raymq-1"))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != Path("/proc"))
+    with pytest.raises(Rejected, match=r"cannot make /proc/raymq-1 .* Mount a tmpfs on /proc$"):
+        paths.run_dir(Files())
+
+
 @pytest.mark.parametrize(
     ("option", "default", "wrong"),
     [
