@@ -213,3 +213,10 @@ def network(session: nox.Session) -> None:
     """A mirror with TLS over two network namespaces whose link is cut; fails where none can be made."""
     session.install("-e", ".[dev]")
     session.run("python", "-m", "pytest", "-m", "network", "tests/ray", *session.posargs)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """A release, checked, built and tried, into dist/; with `-- --trial` before it is dated, and nothing is left."""
+    session.install("build", "uv")
+    session.run("python", ".ci/release.py", *session.posargs)
