@@ -2,11 +2,12 @@
 """A release of RayMQ on this machine: checked, built and tried, as far as an upload.
 
     .ci/release.py            what `raymq/__init__.py` calls the version, into dist/
-    .ci/release.py --trial    the same before the version is dated and tagged; leaves nothing
+    .ci/release.py --trial    the same of the last commit, at any time; leaves nothing
 
-The changelog must begin with the version and its date, and Git must know no change and no such tag. The source package
-and the wheel are built from the commit alone. Each is installed in an environment of its own, and the wheel's command
-starts a cluster, sends a message and reads it. Environments are made by uv (of `.venv`, or on PATH).
+The changelog must begin with the version and its date, and Git must know no change and no such tag; a trial asks for
+neither date nor tag, and leaves changes out. The source package and the wheel are built from the commit alone. Each is
+installed in an environment of its own, and the wheel's command starts a cluster, sends a message and reads it.
+Environments are made by uv (of `.venv`, or on PATH).
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ def check_changelog(text: str, version: str, today: datetime.date, *, trial: boo
         raise NotReady(f"CHANGELOG.md dates {version} {date}, and today is {today}")
 
 
-def check_git(version: str, *, trial: bool) -> None:
+def check_git(version: str) -> None:
     """Raises: NotReady for changes that no commit has, and for a version that is tagged already."""
     changes = run(["git", "status", "--porcelain"], ROOT).strip()
     if changes:
         raise NotReady(f"commit or remove what Git does not know:\n{changes}")
-    if not trial and run(["git", "tag", "--list", f"v{version}"], ROOT).strip():
+    if run(["git", "tag", "--list", f"v{version}"], ROOT).strip():
         raise NotReady(f"Git has the tag v{version}: give raymq/__init__.py the next version")
 
 
@@ -144,7 +145,8 @@ def main(arguments: Sequence[str]) -> int:
         version = version_of((ROOT / "raymq" / "__init__.py").read_text(encoding="utf-8"))
         changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
         check_changelog(changelog, version, datetime.date.today(), trial=trial)
-        check_git(version, trial=trial)
+        if not trial:
+            check_git(version)
         with tempfile.TemporaryDirectory(prefix="raymq-release-") as name:
             place = Path(name)
             print(f"raymq {version}: building", flush=True)

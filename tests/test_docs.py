@@ -109,12 +109,6 @@ def test_every_name_at_the_top_is_in_the_api_page(name):
     assert f"\n::: raymq.{name}\n" in page.read_text(encoding="utf-8")
 
 
-def test_the_version_is_the_same_everywhere():
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'\nversion = "{raymq.__version__}"\n' in project
-    assert f"## {raymq.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.ray
 @pytest.mark.program(Program(("-c", block("README.md", "python")), runs=2))
 def test_the_first_program_of_the_readme_runs_twice_on_one_directory(printed: list[str]) -> None:

@@ -72,11 +72,10 @@ def test_a_tree_with_changes_and_a_tagged_version_are_refused(release, monkeypat
     said = {"status": " M README.md\n", "tag": ""}
     monkeypatch.setattr(release, "run", lambda words, place: said[words[1]])
     with pytest.raises(release.NotReady, match=r"commit or remove .*\nM README\.md"):
-        release.check_git("1.2.3", trial=True)
+        release.check_git("1.2.3")
     said.update(status="", tag="v1.2.3\n")
-    release.check_git("1.2.3", trial=True)
     with pytest.raises(release.NotReady, match=r"has the tag v1\.2\.3"):
-        release.check_git("1.2.3", trial=False)
+        release.check_git("1.2.3")
 
 
 def test_a_command_that_fails_is_shown_with_its_words(release, tmp_path):
