@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from raymq.actors.protocol import tls
+from raymq.actors.ray.process_setup import check_log_level
 from raymq.actors.shared.control_block import check_architecture
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
@@ -138,6 +139,7 @@ def start(
     if nodes is None:
         # With `nodes` each replica checks its own machine.
         check_architecture(os.uname().machine)
+    check_log_level(os.environ)
 
     wanted = StartOptions(
         name=name,

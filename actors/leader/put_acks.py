@@ -24,6 +24,7 @@ from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.actors.supervise.supervisor import STALE_MS
 from raymq.replication.combiner import LatePuts, PutCombiner
 from raymq.store.base.errors import DeliveryUnknown, Unavailable
+from raymq.store.base.slow_calls import SLOW_S, SlowCalls
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Acks, Ends, Promise
 from raymq.store.config.store_config import StoreConfig
@@ -139,6 +140,10 @@ class PutAcks:
         self.waiting = 0
         self._counters = counters
         self.latency = latency or LatencyCounter()
+        self.slow_puts = SlowCalls("a put", logger, parts.clock)
+        self.late_replicas = SlowCalls(
+            "a put that too few replicas have had in time", logger, parts.clock
+        )
 
         self._submit_lock = threading.Lock()
         #: held by a thread that awaits the sync of its own put
@@ -356,11 +361,17 @@ class PutAcks:
         """The promise was kept. Needs `_submit_lock`."""
         ticket = put.ticket
         if ticket.began:
-            self.latency.add(now_s - ticket.began)
+            took_s = now_s - ticket.began
+            self.latency.add(took_s)
+            if took_s > SLOW_S:
+                self.slow_puts.note(took_s, self._facts(put))
         ticket.finish(PutOutcome.of(put.appended))
 
     def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
         """Stored, without knowing whether the promise will be kept. Args: `status`: None if the shard has ended."""
+        if status is PutStatus.FLUSH_SLAVE_TIMEOUT:
+            waited_s = self._clock.monotonic() - put.ticket.began if put.ticket.began else 0.0
+            self.late_replicas.note(waited_s, self._facts(put))
         if status is None:
             promise = self._queues[put.acks].promise
             status = promise.late_status(self._log.ends, put.appended.end_offset)
@@ -373,6 +384,10 @@ class PutAcks:
                 append=put.appended._asdict(),
             )
         )
+
+    def _facts(self, put: AppendedPut) -> str:
+        """A put and the ends of the log, for a line of the log."""
+        return f"acks {put.acks}, {put.appended.count} message(s) up to {put.appended.end_offset}; {self._log.ends}"
 
     def end(self) -> None:
         """Finish waiting and later puts as unknown: the shard has stopped writing."""

@@ -49,7 +49,7 @@ from raymq.store.config.store_config import StoreConfig
 from .actor_spec import ActorSpec, Credentials, ReadyRow
 from .damaged_store import begin_again
 from .peer_calls import EndpointQuestions, NotedCalls
-from .process_setup import keep_freed_memory, keep_pandas_out
+from .process_setup import keep_freed_memory, keep_pandas_out, set_log_level
 from .replica_files import (
     PeerAddresses,
     ShardAddresses,
@@ -98,6 +98,7 @@ def start_thread(target: Callable[..., None], *args: object) -> None:
 
     def run() -> None:
         shorten_time_slice()
+        set_log_level(os.environ)
         target(*args)
 
     try:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
+from collections.abc import Mapping
+
+from raymq.store.base.errors import Rejected
+
+#: the variable with the level of RayMQ's loggers in the processes of a cluster
+LOG_LEVEL = "RAYMQ_LOG_LEVEL"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 #: glibc's numbers of these options, and the bytes that one arena may keep
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -21,6 +29,32 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, KEEP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+def check_log_level(environment: Mapping[str, str]) -> str | None:
+    """The level that LOG_LEVEL asks for; None: Python's own, WARNING. Raises: Rejected for another word."""
+    level = environment.get(LOG_LEVEL, "").upper()
+    if level and level not in _LEVELS:
+        message = f"{LOG_LEVEL}={environment[LOG_LEVEL]} is no level: use one of {', '.join(_LEVELS)}, or unset it"
+        raise Rejected(message, field=LOG_LEVEL, limit=", ".join(_LEVELS), found=level)
+    return level or None
+
+
+def set_log_level(environment: Mapping[str, str]) -> None:
+    """Let RayMQ's loggers write what LOG_LEVEL asks for, with its time. Does nothing for a word that is no level."""
+    try:
+        level = check_log_level(environment)
+    except Rejected:
+        # `start` has refused it. A process that Ray begins again must serve.
+        return
+    if level is None:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("raymq")
+    root.setLevel(level)
+    root.addHandler(handler)
+    root.propagate = False
 
 
 class _NoPandas:

@@ -23,6 +23,7 @@ from raymq.actors.shared.wakeup import Wakeup
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Unavailable, broken
 from raymq.store.base.files import Files
+from raymq.store.base.slow_calls import SLOW_S, SlowCalls
 
 logger = logging.getLogger("raymq.satellite")
 
@@ -106,6 +107,7 @@ class Satellite:
         #: the process of CommitLog, while it leads
         self._commit_log: ProcessHandle | None = None
         self._sync_began_s = 0.0
+        self._slow_syncs = SlowCalls("a sync", logger, clock)
         self._stopping = threading.Event()
         self._attached = False
         #: `with` it around a call that may block for long
@@ -271,9 +273,13 @@ class Satellite:
 
     def publish_synced(self, end_offset: int) -> None:
         """Publish the synced end, then record how long the sync took."""
-        ended_s = self._clock.monotonic()
+        took_s = self._clock.monotonic() - self._sync_began_s
         self.publish_position(end_offset)
-        self._record.sync_latency.add(ended_s - self._sync_began_s)
+        self._record.sync_latency.add(took_s)
+        if took_s > SLOW_S:
+            self._record.slow_count += 1
+            self._slow_syncs.note(took_s, f"{self.role}, up to {end_offset}")
+        logger.debug("%s: synced up to %d in %.1f ms", self.role, end_offset, took_s * 1000)
 
     def publish_position(self, end_offset: int) -> None:
         """Publish this role's end, then wake the processes that wait for it."""

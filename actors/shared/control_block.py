@@ -34,6 +34,7 @@ writing process. It is read and written only as an item of an aligned `memoryvie
                          (Replication)
       +6      satellite  failure: errno of a failed sync, packed with the fencing token
       +7      satellite  count of syncs (commits, frames); each process adds to the count of its predecessor
+      +8      satellite  count of syncs of more than half a second, like +7
       +16     CommitLog  grant: incarnation that may work, packed with the fencing token of its grant
       +17     CommitLog  incarnation granted last; stays when the grant is revoked
       +18     CommitLog  base: end that was synced (committed, acknowledged) when the grant was given
@@ -75,7 +76,7 @@ from .ring import map_shared
 
 FILE_BYTES = 4096
 MAGIC = int.from_bytes(b"RayMQctl", "big")
-VERSION = 2
+VERSION = 3
 
 #: architectures on which the invariant above holds
 ARCHITECTURES = ("x86_64",)
@@ -110,7 +111,7 @@ _FIRST_ROLE, _ROLE_FIELDS = 32, 32
 _FIRST_FOLLOWER, _FOLLOWER_FIELDS = 160, 8
 _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
-_R_POSITION, _R_FAILURE, _R_SYNCS = range(5, 8)
+_R_POSITION, _R_FAILURE, _R_SYNCS, _R_SLOW_SYNCS = range(5, 9)
 _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
 _F_EPOCH, _F_DURABLE_END, _F_HEARD, _F_IS_COMPLETE, _F_MATCHED_END = range(5)
 #: most replicas of a shard
@@ -208,6 +209,8 @@ class RoleRecord:
     heartbeat_ms: int = _field(_R_HEARTBEAT)
     #: syncs of all processes of this role since `clear_counts`. Written by the satellite
     count: int = _field(_R_SYNCS)
+    #: those of more than half a second. Written by the satellite
+    slow_count: int = _field(_R_SLOW_SYNCS)
     #: the incarnation granted last, also after its grant was revoked. It has left the role before the next grant
     last_granted: int = _field(_R_LAST_GRANTED)
     #: the end at which a granted process starts: everything below was synced (committed, acknowledged) before its grant
@@ -252,7 +255,7 @@ class RoleRecord:
 
     def clear_counts(self) -> None:
         """Count from 0. Callers: CommitLog, once in its process, while the role is not granted."""
-        self.count = 0
+        self.count = self.slow_count = 0
         self.sync_latency.clear()
 
     def registration(self) -> Registration | None:

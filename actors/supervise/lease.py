@@ -142,6 +142,7 @@ class Lease:
             "position": self.position,
             "heartbeat_age_ms": now_ms - self.record.heartbeat_ms if registration else None,
             "syncs": self.record.count,
+            "slow_syncs": self.record.slow_count,
             "grants": self._grants,
             "last_stop_reason": self._last_stop_reason or None,
         }

@@ -10,5 +10,6 @@ files          the only module that touches files, with file_maps
 file_maps      maps of files, and reads through them
 format         byte formats of the commit log and the consume queues
 checksum       CRC-32C and CRC-32
+slow_calls     calls of more than half a second: counted, and logged now and then
 running_flags  bits that stop reads, puts or dispatch of a running store
 """

@@ -6,9 +6,13 @@ Source: CommitLog#putMessageLock and beginTimeInLock, RocketMQ 5.3.3.
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from raymq.store.base.clock import Clock
+from raymq.store.base.slow_calls import SLOW_S, SlowCalls
+
+logger = logging.getLogger("raymq.store.put")
 
 #: a longer hold comes from a clock that jumped, not from a busy disk
 BUSY_MAX_MS = 10_000_000
@@ -18,15 +22,27 @@ class PutLock:
     """Orders puts. Not re-entrant."""
 
     def __init__(self, clock: Clock) -> None:
-        #: hot paths acquire it and set `begin_ms` themselves: __enter__ and __exit__ cost more than the rest of the
-        #: lock
+        #: hot paths call `acquire`, set `begin_ms` and release it themselves: __enter__ and __exit__ cost more than the
+        #: rest of the lock
         self.thread_lock = threading.Lock()
+        self._clock = clock
         self._now_ms = clock.monotonic_ms
+        self.slow_waits = SlowCalls("a wait for the put lock", logger, clock)
         #: monotonic time at which the holder acquired the lock; 0: it is free
         self.begin_ms = 0
 
-    def __enter__(self) -> None:
+    def acquire(self) -> None:
+        """Acquire the lock alone. The caller sets `begin_ms`, and 0 before it releases `thread_lock`."""
+        if self.thread_lock.acquire(blocking=False):
+            return
+        began_s, held_ms = self._clock.monotonic(), self.held_ms()
         self.thread_lock.acquire()
+        waited_s = self._clock.monotonic() - began_s
+        if waited_s > SLOW_S:
+            self.slow_waits.note(waited_s, f"another thread had had the lock for {held_ms} ms")
+
+    def __enter__(self) -> None:
+        self.acquire()
         self.begin_ms = self._now_ms()
 
     def __exit__(self, *failure: object) -> None:

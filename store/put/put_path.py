@@ -204,16 +204,17 @@ class PutPath:
         Source: CommitLog#asyncPutMessages; the order of the steps is RocketMQ's.
         """
         lock = self._lock
-        with lock.thread_lock:
+        lock.acquire()
+        try:
             lock.begin_ms = self._clock.monotonic_ms()
-            try:
-                appended = self._append_unstored(checked)
-            except (RayMQError, OSError):
-                self._stats.note_failed()
-                after_batch(self._hooks, checked.request, None)
-                raise
-            finally:
-                lock.begin_ms = 0
+            appended = self._append_unstored(checked)
+        except (RayMQError, OSError):
+            self._stats.note_failed()
+            after_batch(self._hooks, checked.request, None)
+            raise
+        finally:
+            lock.begin_ms = 0
+            lock.thread_lock.release()
         appended = self._with_original_offsets(checked, appended)
         after_batch(self._hooks, checked.request, appended)
         return appended
@@ -230,12 +231,13 @@ class PutPath:
                 return [error]
 
         lock = self._lock
-        with lock.thread_lock:
+        lock.acquire()
+        try:
             lock.begin_ms = self._clock.monotonic_ms()
-            try:
-                results = self._append_each(puts)
-            finally:
-                lock.begin_ms = 0
+            results = self._append_each(puts)
+        finally:
+            lock.begin_ms = 0
+            lock.thread_lock.release()
 
         for number, checked in enumerate(puts):
             result = results[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -131,6 +132,27 @@ def test_a_sync_is_reported_before_its_time_is_counted(
     shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
 
 
+def test_a_slow_sync_is_counted_and_logged_and_a_quick_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "raymq").mkdir()
+    clock = ManualClock()
+    satellite = Satellite(tmp_path, "group_commit", clock=clock, files=Files())
+    satellite.attach()
+    monkeypatch.setattr(satellite, "publish_position", lambda end: None)
+    caplog.set_level(logging.DEBUG, "raymq.satellite")
+    for end, ms in ((5, 20), (9, 700), (12, 600)):
+        satellite.publish_sync_started(end)
+        clock.advance(ms)
+        satellite.publish_synced(end)
+    assert satellite._record.slow_count == 2
+    slow = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert slow == ["a sync took 700 ms: group_commit, up to 9"]
+    assert "group_commit: synced up to 5 in 20.0 ms" in caplog.messages
+    satellite.close()
+    shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
+
+
 def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
     tmp_path: Path,
 ) -> None:
@@ -147,13 +169,13 @@ def test_each_role_has_its_own_counts_and_a_new_process_continues_them(
         assert reader.roles[role].count == 0
 
     replication = satellite.roles["replication"]
-    replication.count = 5
+    replication.count, replication.slow_count = 5, 2
     replication.register(Registration(7, ProcessIdentity(1, 2)), 5)
     assert reader.roles["replication"].count == 5
     assert reader.roles["replication"].sync_latency.read().total == 3
 
     reader.roles["replication"].clear_counts()
-    assert reader.roles["replication"].count == 0
+    assert reader.roles["replication"].count == reader.roles["replication"].slow_count == 0
     assert reader.roles["replication"].sync_latency.read() == NO_LATENCIES
     assert reader.roles["commit_real_time"].sync_latency.read().total == len(ROLES)
 

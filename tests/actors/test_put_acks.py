@@ -244,6 +244,29 @@ def test_puts_that_wait_are_answered_as_unknown_when_the_shard_ends(leader: Lead
     assert leader_of(leader.host).report.waiting_puts == 0
 
 
+def test_a_slow_put_is_counted_and_a_line_names_its_ends(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(put_acks, "SLOW_S", -1.0)
+    for _ in range(3):
+        leader.put("leader").wait(30)
+    assert leader_of(leader.host).report.metrics()["raymq_slow_puts_total"] == 3
+    (line,) = [text for text in caplog.messages if text.startswith("a put took ")]
+    assert "acks leader, 1 message(s) up to " in line
+    assert "synced=" in line
+
+
+def test_puts_that_replicas_miss_are_counted_and_logged_once(
+    leader: Leader, caplog: pytest.LogCaptureFixture
+) -> None:
+    puts = [leader.put("quorum") for _ in range(3)]
+    assert {status_of(put) for put in puts} == {"FLUSH_SLAVE_TIMEOUT"}
+    metrics = leader_of(leader.host).report.metrics()
+    assert metrics["raymq_replica_timeouts_total"] == metrics["raymq_unknown_total"] == 3
+    (line,) = [text for text in caplog.messages if "too few replicas" in text]
+    assert "acks quorum, 1 message(s) up to " in line
+
+
 @pytest.mark.parametrize("are_idle", [True, False])
 def test_a_put_that_is_alone_awaits_its_sync_while_cores_have_time_to_spare(
     leader: Leader, monkeypatch: pytest.MonkeyPatch, are_idle: bool

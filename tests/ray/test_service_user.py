@@ -42,6 +42,7 @@ class Service:
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
             "HOME": "/nonexistent",
+            "RAYMQ_LOG_LEVEL": "debug",
             **LEAN,
         }
         self.user: dict[str, Any] = {}
@@ -108,5 +109,7 @@ def test_the_unit_of_the_page_starts_reloads_and_stops_for_a_user_without_a_home
     owned = load_owned(ClusterPaths(service.data), Files())
     assert owned is not None
     assert owned.auth_token_path == str(token)
+    logs = Path(owned.temp_dir).glob("session_*/logs/worker-*.err")
+    assert any("raymq.satellite: group_commit: synced up to" in log.read_text() for log in logs)
     service.command("ExecReload")
     assert service.command("ExecStop")["clean"]
