@@ -148,13 +148,14 @@ def run(words: Sequence[str], *, quick: bool) -> int:
     os.environ[durations.VARIABLE] = str(lines)
     begun, done = time.monotonic(), []
     outcomes: Counter[str] = Counter()
+    waits: list[float] = []
     for group in (LANES, (LAST,)):
-        for each in run_lanes(group, words, quick=quick, begun=begun):
+        for each in run_lanes(group, words, quick=quick, begun=begun, waits=waits):
             outcomes += each.report()
             done.append(each)
 
     seconds = durations.write(lines, DURATIONS)
-    slow = durations.over_budget(seconds, durations.read_budgets())
+    slow = durations.over_budget(seconds, durations.read_budgets(), waits)
     failures = [*(line for each in done for line in each.failures), *slow]
     outcomes["error"] += len(slow)
     if failures:
@@ -170,9 +171,17 @@ def run(words: Sequence[str], *, quick: bool) -> int:
 
 
 def run_lanes(
-    lanes: Sequence[Lane], words: Sequence[str], *, quick: bool, begun: float
+    lanes: Sequence[Lane],
+    words: Sequence[str],
+    *,
+    quick: bool,
+    begun: float,
+    waits: list[float],
 ) -> list[Running]:
-    """Run some lanes, SLOTS at a time, to their ends. Ctrl-C and SIGTERM end them in order."""
+    """Run some lanes, SLOTS at a time, to their ends. Ctrl-C and SIGTERM end them in order.
+
+    Args: `waits` gets the `core_wait` of now and then.
+    """
     waiting, running, ended = list(lanes), [], []
     reported = time.monotonic()
     try:
@@ -185,6 +194,7 @@ def run_lanes(
                 ended.append(each)
             if running and time.monotonic() - reported >= REPORT_S:
                 reported = time.monotonic()
+                waits.append(durations.core_wait())
                 minutes, seconds = divmod(round(reported - begun), 60)
                 say(f"{minutes:3d}:{seconds:02d}  {', '.join(each.progress for each in running)}")
     except BaseException:

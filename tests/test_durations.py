@@ -60,6 +60,17 @@ def test_on_a_machine_that_is_slower_for_most_files_a_budget_is_more() -> None:
     assert len(durations.over_budget({"a": 72.0, "b": 90.0, "c": 121.0}, budgets)) == 1
 
 
+def test_beside_other_work_a_budget_grows_by_how_long_a_computation_waits() -> None:
+    seconds = {"a": 58.0, "b": 20.0, "c": 20.0}
+    budgets = {"a": 23.0, "b": 20.0, "c": 20.0}
+    assert len(durations.over_budget(seconds, budgets)) == 1
+    assert durations.over_budget(seconds, budgets, [1.0, 1.4]) == []
+
+
+def test_a_computation_takes_its_own_cpu_time_or_longer() -> None:
+    assert durations.core_wait() > 0.99
+
+
 def test_budgets_are_the_durations_of_a_run(tmp_path: Path) -> None:
     source, target = tmp_path / "durations.json", tmp_path / "budgets.json"
     source.write_text('{"b": {"seconds": 31.2}, "a": {"seconds": 12.0}, "c": {"seconds": 9.9}}')

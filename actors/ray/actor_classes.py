@@ -86,6 +86,8 @@ EXIT_GAVE_UP = 71
 LINGER_MS = 10_000
 #: a satellite whose service loop died
 EXIT_LOOP_DIED = 70
+#: how often a call of an actor by itself is looked at until it has begun
+LOST_CALL_S = 1.0
 #: how long a replica waits for Ray to say where another one listens
 PEER_TIMEOUT_S = 2.0
 
@@ -443,8 +445,10 @@ class SatelliteActor:
     def __init__(self, spec: ActorSpec) -> None:
         """Make and run the service in a thread: an exception in an actor's constructor would end it for good."""
         self._spec = spec
+        #: set when the main thread is in `occupy_main_thread`
+        self._is_occupied = threading.Event()
         start_thread(_run_or_exit, self._make_for_store)
-        _call_self("occupy_main_thread")
+        _call_self("occupy_main_thread", self._is_occupied)
 
     def occupy_main_thread(self) -> None:
         """Return never, so that Ray's main thread sleeps.
@@ -452,6 +456,7 @@ class SatelliteActor:
         Between calls Ray wakes the main thread of every actor each 10 ms, which is most of the CPU that an idle
         satellite takes. The service does not depend on this call.
         """
+        self._is_occupied.set()
         threading.Event().wait()
 
     def _make_for_store(self) -> Service:
@@ -603,14 +608,27 @@ def _run_or_exit(make: Callable[[], Service]) -> None:
         os._exit(EXIT_LOOP_DIED)
 
 
-def _call_self(method: str) -> None:
-    """Have Ray run a method of the actor whose constructor this is, after the constructor. Outside of Ray: nothing."""
+def _call_self(method: str, has_begun: threading.Event) -> None:
+    """Have Ray run a method of the actor whose constructor this is, after the constructor. Outside of Ray: nothing.
+
+    Ray may lose the call of an actor that it starts again on a busy machine. It is then called again, in a thread.
+    """
     import ray
 
     if not ray.is_initialized():
         return
+
+    def call(actor: Any) -> None:
+        lost = True
+        while lost:
+            result = getattr(actor, method).remote()
+            lost = False
+            while not lost and not has_begun.wait(LOST_CALL_S):
+                # The method never returns, so that a result is an error.
+                lost = bool(ray.wait([result], timeout=0)[0])
+
     try:
-        getattr(ray.get_runtime_context().current_actor, method).remote()
+        start_thread(call, ray.get_runtime_context().current_actor)
     except Exception:
         # An exception in the constructor would end the actor for good.
         logger.exception("%s is not called", method)

@@ -41,17 +41,20 @@ def check_log_level(environment: Mapping[str, str]) -> str | None:
 
 
 def set_log_level(environment: Mapping[str, str]) -> None:
-    """Let RayMQ's loggers write what LOG_LEVEL asks for, with its time. Does nothing for a word that is no level."""
+    """Let RayMQ's loggers write what LOG_LEVEL asks for, with its time. A second call does nothing.
+
+    Nor does one for a word that is no level.
+    """
     try:
         level = check_log_level(environment)
     except Rejected:
         # `start` has refused it. A process that Ray begins again must serve.
         return
-    if level is None:
+    root = logging.getLogger("raymq")
+    if level is None or root.handlers:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("raymq")
     root.setLevel(level)
     root.addHandler(handler)
     root.propagate = False

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,3 +144,31 @@ def test_a_start_whose_endpoint_cannot_be_written_releases_everything_and_the_ne
         # Records name the address of the server that serves.
         "True",
     ], done.stderr
+
+
+def test_a_call_of_an_actor_by_itself_that_ray_loses_is_made_again(monkeypatch):
+    has_begun, calls = threading.Event(), []
+
+    def remote():
+        calls.append(len(calls))
+        if len(calls) == 3:
+            has_begun.set()
+        return calls[-1]
+
+    actor = SimpleNamespace(occupy=SimpleNamespace(remote=remote))
+    ray = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_runtime_context=lambda: SimpleNamespace(current_actor=actor),
+        # both calls before the third one end with an error
+        wait=lambda calls, timeout: (calls, []),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(actor_classes, "LOST_CALL_S", 0.0)
+    begun = []
+    monkeypatch.setattr(
+        actor_classes, "start_thread", lambda target, *words: begun.append((target, words))
+    )
+    actor_classes._call_self("occupy", has_begun)
+    ((target, words),) = begun
+    target(*words)
+    assert calls == [0, 1, 2]

@@ -16,6 +16,7 @@ def root() -> Iterator[logging.Logger]:
     """RayMQ's logger, as it was at the end."""
     logger = logging.getLogger("raymq")
     before = logger.level, logger.propagate, list(logger.handlers)
+    logger.handlers = []
     yield logger
     logger.propagate, logger.handlers = before[1:]
     logger.setLevel(before[0])

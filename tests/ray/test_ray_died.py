@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,5 +115,7 @@ def test_a_start_in_a_ray_of_others_that_hangs_ends_in_time_and_says_what_it_wai
     # Not a measurement: `ray.init` alone would wait for minutes, or for ever.
     assert seconds < 60, done.stdout
     assert Unavailable.__name__ in done.stdout
-    assert f"Ray at {owned.address} does not answer within 4 s" in done.stdout
+    # Of the 4 s some went by before it asked that Ray.
+    waited = rf"Ray at {re.escape(owned.address)} does not answer within (4|[23]\.\d) s"
+    assert re.search(waited, done.stdout), done.stdout
     assert not (tmp_path / "other" / "cluster.json").exists()

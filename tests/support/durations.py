@@ -4,7 +4,8 @@ A run may have several pytests. Each adds a line for each phase of a test to the
 
 tests/budgets.json has the seconds of each long file, as `python -m tests --thorough` took them on two cores. All files
 of a run take longer on a slower machine, and beside other work. So all budgets grow by the median of what these files
-take.
+take, or by how long a computation waits for a core if that is more: beside other work a file that starts many processes
+suffers most.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ VARIABLE = "RAYMQ_DURATIONS"
 BUDGETS = Path(__file__).parents[1] / "budgets.json"
 #: seconds of a file without a budget of its own; it is also the least that a file needs to get one
 OTHERS_S = 10.0
+#: CPU time of the computation of `core_wait`: several time slices of a busy core
+PROBE_S = 0.05
 #: a file may take so many seconds more at least: live tests wait for what other processes do by chance
 BY_CHANCE_S = 30.0
 
@@ -73,10 +77,23 @@ def read_budgets(source: Path = BUDGETS) -> dict[str, float]:
     return budgets
 
 
-def over_budget(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> list[str]:
-    """A line for each file that took more than twice its budget. Args: `seconds`, `budgets`: by file."""
+def core_wait() -> float:
+    """How many times its own CPU time a computation takes now: 1.0 with a core of its own."""
+    began_s, own_s = time.perf_counter(), time.thread_time()
+    while (used_s := time.thread_time() - own_s) < PROBE_S:
+        pass
+    return (time.perf_counter() - began_s) / used_s
+
+
+def over_budget(
+    seconds: Mapping[str, float], budgets: Mapping[str, float], waits: Sequence[float] = ()
+) -> list[str]:
+    """A line for each file that took more than twice its budget.
+
+    Args: `seconds`, `budgets`: by file. `waits`: the `core_wait` of some moments of the run.
+    """
     ratios = [taken / budgets[path] for path, taken in seconds.items() if path in budgets]
-    slower = max(1.0, statistics.median(ratios or [1.0]))
+    slower = max(1.0, statistics.median(ratios or [1.0]), statistics.fmean(waits or [1.0]))
     return [
         f"{path} took {taken:.0f} s, more than twice its budget of {budget:.0f} s, on a machine that takes"
         f" {slower:.1f} times the budgets: make it quicker, mark tests as thorough, or raise it in tests/budgets.json"
