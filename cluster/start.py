@@ -29,6 +29,7 @@ from .operations import add_shards
 from .operations.context import DirectoryCall
 from .record import cluster_record
 from .record.cluster_record import ClusterRecord, StartOptions
+from .record.disk_room import check_room
 from .record.paths import (
     ClusterPaths,
     directory_lock,
@@ -318,7 +319,8 @@ def plan_start(
 ) -> StartPlan:
     """The plan of a start for a directory. Changes nothing. `raymq doctor` uses it too.
 
-    Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools.
+    Raises: Rejected for an option, Corrupt for a damaged record, StorageFull for the transient pools, and
+    for the files of a first start.
     """
     stored = cluster_record.load_record(paths, files)
     if stored is not None:
@@ -332,6 +334,8 @@ def plan_start(
     # Before anything is written: a record keeps a wrong option for good.
     cluster_record.store_config(record)
     check_pools(paths, record, files)
+    if stored is None:
+        check_room(paths, record, files)
     return StartPlan(stored, record)
 
 

@@ -32,7 +32,7 @@ from raymq.client.messages.received import ReceivedMessage
 from raymq.client.produce.message_encoder import MessageEncoder
 from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.console import EXIT_OK, EXIT_UNAVAILABLE, Console, exit_code
-from raymq.cluster.cli.doctor import _FILES_FAIL, _FILES_WARN
+from raymq.cluster.cli.doctor import _FILES_LOW, _FILES_WARN
 from raymq.cluster.cli.grammar import commands_of_grammar
 from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
@@ -296,7 +296,7 @@ PROMISE = "docs/concepts/promise.md"
         (PROMISE, f"`delivery_timeout_ms` ({PRODUCER.delivery_timeout_ms // 1000} s)"),
         (PROMISE, f"unused for {STORE.producer_expiry_hours / 24:g} days"),
         ("docs/concepts/messages.md", f"up to {STORE.max_message_bytes // MIB} MiB of bytes"),
-        ("docs/operating/install.md", f"{_FILES_FAIL:,} open files (`ulimit -n`), above 150 GiB"),
+        ("docs/operating/install.md", f"{_FILES_LOW:,} open files (`ulimit -n`), above 150 GiB"),
         ("docs/operating/install.md", f"of log per shard {_FILES_WARN:,} |"),
         ("docs/operating/install.md", f"{OPEN_FILES_MAX} for all consume queues"),
         ("docs/operating/boot.md", f"LimitNOFILE={_FILES_WARN}"),

@@ -6,7 +6,6 @@ gathers the facts. A data directory is judged by the code that `raymq start` run
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import platform
@@ -24,6 +23,7 @@ from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.bench.machine import version_of
 from raymq.cluster.connect import connect
 from raymq.cluster.record.cluster_record import ClusterRecord, StartOptions, load_record
+from raymq.cluster.record.disk_room import disks_of
 from raymq.cluster.record.paths import (
     ClusterPaths,
     check_data_dir,
@@ -57,12 +57,12 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 _PYTHON_MIN = (3, 10)
 _RAY = "2.60"
-#: one segment and its successor, which is allocated ahead
-_DISK_FAIL_BYTES = 3 * GIB
+#: the first file of a log
+_DISK_FAIL_BYTES = GIB
 _DISK_WARN_BYTES = 20 * GIB
 _SHM_WARN_BYTES = 512 * MIB
-_SHM_FAIL_BYTES = 1 * MIB
-_FILES_FAIL = 1024
+_SHM_LOW_BYTES = 1 * MIB
+_FILES_LOW = 1024
 _FILES_WARN = 65_536
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
@@ -104,7 +104,6 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
     `ephemeral`: judge the directory as `raymq start --ephemeral` would.
     """
     files = Files()
-    directory = data_dir or os.getcwd()
     java_path = java.find(os.environ)
 
     checks = [
@@ -120,12 +119,11 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
         check_home(home_dirs(), files),
         check_proxy(os.environ),
         check_tls(os.environ, files, Clock().now_ms() / 1000),
-        check_disk(directory, _free_bytes(directory, files), _new_files_bytes(data_dir, files)),
     ]
 
-    if data_dir is not None:
-        checks += examine_data_dir(data_dir, files, ephemeral=ephemeral)
-    return checks
+    if data_dir is None:
+        return [*checks, check_disk(os.getcwd(), _free_bytes(os.getcwd(), files), _DISK_FAIL_BYTES)]
+    return checks + examine_data_dir(data_dir, files, ephemeral=ephemeral)
 
 
 #: package -> the version it must begin with, "" for any
@@ -191,8 +189,9 @@ def check_open_files(limits: tuple[int, int]) -> Check:
     soft, hard = limits
     found = f"soft limit {_limit(soft)}, hard limit {_limit(hard)}"
     unlimited = resource.RLIM_INFINITY
-    if soft != unlimited and soft < _FILES_FAIL:
-        return _fail("open files", found, f"ulimit -n {_FILES_WARN}")
+    if soft != unlimited and soft < _FILES_LOW:
+        advice = f"enough to begin, and too few for 300 files of the log: ulimit -n {_FILES_WARN}"
+        return _warn("open files", found, advice)
     if soft != unlimited and soft < _FILES_WARN:
         return _warn(
             "open files", found, f"above 150 GiB of log per shard: ulimit -n {_FILES_WARN}"
@@ -209,12 +208,12 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
     if size is None or free is None:
         return _fail("/dev/shm", "missing", "mount a tmpfs there: Ray needs it")
     found = f"{size_text(free)} free of {size_text(size)}"
-    if free < _SHM_FAIL_BYTES:
+    if free < _SHM_LOW_BYTES:
         advice = (
             "Ray keeps its objects on disk, slowly, and --transient-pool is refused: delete the files of dead "
             "processes there, or make it larger (a container: --shm-size)"
         )
-        return _fail("/dev/shm", found, advice)
+        return _warn("/dev/shm", found, advice)
     if size < _SHM_WARN_BYTES:
         return _warn("/dev/shm", found, "Ray falls back to disk; in a container: --shm-size=2g")
     return _ok("/dev/shm", found)
@@ -306,16 +305,16 @@ def check_tls(environment: Mapping[str, str], files: Files, now_s: float) -> Che
     return _ok("tls", found)
 
 
-def check_disk(directory: str, free: int | None, needed: int = _DISK_FAIL_BYTES) -> Check:
-    """Space for the files of a start: a segment and the next one, which is allocated ahead."""
+def check_disk(directory: str, free: int | None, needed: int) -> Check:
+    """Space on a disk. Args: `needed`: the bytes without which `start` refuses."""
     if free is None:
         return _fail("disk space", f"{directory} cannot be examined", "name an existing disk")
 
     found = f"{size_text(free)} free at {directory}"
     if free < needed:
         advice = (
-            f"up to {size_text(needed)} are allocated at the start (less with --segment-size-bytes): free some, or "
-            "choose another disk"
+            f"a first start takes {size_text(needed)} (less with --segment-size-bytes): free some, or choose another "
+            "disk"
         )
         return _fail("disk space", found, advice)
 
@@ -345,6 +344,9 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
         return [_fail("data dir", str(error), refused)]
 
     checks = [_check_directory(paths.root, files)]
+    for disk in disks_of(paths, plan.record, files):
+        # Of a first start `plan_start` has judged it.
+        checks.append(check_disk(str(disk.place), disk.free_bytes, 0))
     if plan.stored is not None:
         checks.append(_check_address(plan.record))
         checks += _check_cluster(paths, plan.record, files)
@@ -489,17 +491,6 @@ def _space_of(path: str) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return usage.total, usage.free
-
-
-def _new_files_bytes(data_dir: str | None, files: Files) -> int:
-    """The bytes that the next start may allocate. For an existing cluster one more segment per replica."""
-    record = None
-    if data_dir is not None:
-        with contextlib.suppress(RayMQError):
-            record = load_record(ClusterPaths(data_dir), files)
-    if record is None or record.nodes is not None:
-        return _DISK_FAIL_BYTES
-    return record.shards * record.replicas * record.segment_size_bytes
 
 
 def _free_bytes(directory: str, files: Files) -> int | None:

@@ -248,7 +248,21 @@ def check_may_read(root: Path) -> None:
 def _foreign_entries(directory: Path, files: Files) -> list[str]:
     """The entries that a first start, interrupted before cluster.json, cannot have left."""
     ours = {"token", "start.lock", "ray.json", "ray.log", "ray-token", "lost+found"}
-    return [entry for entry in files.list(directory) if entry not in ours and ".tmp" not in entry]
+    return [
+        entry
+        for entry in files.list(directory)
+        if entry not in ours
+        and ".tmp" not in entry
+        and not _has_empty_places(directory / entry, files)
+    ]
+
+
+def _has_empty_places(directory: Path, files: Files) -> bool:
+    """Whether it is a shard's directory without any store: disks were mounted where its replicas will be."""
+    if not _SHARD.fullmatch(directory.name) or not directory.is_dir():
+        return False
+    places = [directory / entry for entry in files.list(directory) if entry != "lost+found"]
+    return all(place.is_dir() and set(files.list(place)) <= {"lost+found"} for place in places)
 
 
 def load_or_make_token(paths: ClusterPaths, files: Files) -> str:

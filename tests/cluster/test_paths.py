@@ -110,6 +110,18 @@ def test_a_directory_with_other_things_in_it_is_refused_and_left_alone(
     assert directory.stat().st_mode & 0o777 == 0o755
 
 
+def test_disks_may_be_mounted_where_replicas_will_be_before_the_first_start(
+    tmp_path: Path, on_disk: DiskFiles
+) -> None:
+    data = tmp_path / "data"
+    for replica in ("replica-0", "replica-1"):
+        (data / "shard-0" / replica / "lost+found").mkdir(parents=True)
+    paths.check_data_dir(str(data), ephemeral=True, files=on_disk)
+    (data / "shard-0" / "replica-1" / "commitlog").mkdir()
+    with pytest.raises(Rejected, match="is not empty and not a RayMQ data directory"):
+        paths.check_data_dir(str(data), ephemeral=True, files=on_disk)
+
+
 def test_a_first_start_that_was_interrupted_can_be_repeated(
     tmp_path: Path, on_disk: DiskFiles
 ) -> None:
