@@ -36,6 +36,7 @@ from .record.paths import (
     volatile_reason,
 )
 from .record.placement import NODE_HOST
+from .record.store_options import StoreOptions
 
 
 class StartPlan(NamedTuple):
@@ -62,6 +63,7 @@ def start(
     file_reserved_hours: float | None = None,
     producer_expiry_hours: float | None = None,
     catch_up_bytes_per_s: int | None = None,
+    config: StoreOptions | None = None,
     address: str | None = None,
     ephemeral: bool = False,
     segment_size_bytes: int | None = None,
@@ -110,6 +112,9 @@ def start(
         catch_up_bytes_per_s: bytes per second that a leader sends to a follower that was away or is new, while enough
             others keep up; 0 (default): as fast as disks and network allow, at the cost of producers meanwhile. Less
             than producers send lets the follower never catch up. May change at each start.
+        config: further options of the stores, such as `{"flush_interval_ms": 200}`. docs/reference/configuration.md has
+            their names, ranges and defaults, and says which of them the first start decides. The cluster keeps what was
+            given: later starts may leave it out, and change the others.
         address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
             the one in RAY_ADDRESS, else a new Ray on this machine that lives until `stop`.
         ephemeral: accept a data directory that does not survive a reboot (/tmp, tmpfs). False by default.
@@ -153,6 +158,7 @@ def start(
         file_reserved_hours=file_reserved_hours,
         producer_expiry_hours=producer_expiry_hours,
         catch_up_bytes_per_s=catch_up_bytes_per_s,
+        config=config,
     )
 
     if host not in (None, NODE_HOST):

@@ -133,6 +133,8 @@ start  create or resume the cluster of a data directory
         (default: as at the last start, at first 168)
     --catch-up-bytes-per-s BYTES{>=0}  bytes per second to a follower that catches up while others keep up
         (default: as at the last start, at first 0: no limit)
+    --config NAME=VALUE{repeated}  another option of the stores, such as flush_interval_ms=200 (default: as at the last
+        start, at first those of docs/reference/configuration.md); may be repeated
     --[no-]transient-pool  append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last
         start, at first off)
     --address HOST:PORT  the Ray to run in (default: the variable RAY_ADDRESS, else a Ray of its own)

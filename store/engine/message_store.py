@@ -28,6 +28,7 @@ from raymq.store.base.format import (
 from raymq.store.base.running_flags import RunningFlags
 from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.compaction.get_compacted import get_compacted
+from raymq.store.config.delay_levels import DEFAULT_LEVELS
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
 from raymq.store.delay.delay_hook import DelayHook, LevelGuard
@@ -37,7 +38,7 @@ from raymq.store.index.query import Query
 from raymq.store.log.believed_clock import BelievedClock
 from raymq.store.log.clean import CleanService, Derived
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.control_files.meta import CHAIN_BEGIN, QUEUES_DOUBTFUL
+from raymq.store.log.control_files.meta import CHAIN_BEGIN, DELAY_LEVELS, QUEUES_DOUBTFUL
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.put_hooks import PutHook, TopicGuard
@@ -262,6 +263,7 @@ class MessageStore:
             snapshots=self.snapshots,
             follows=follows,
         ).run()
+
         self.reput.dispatched = found.dispatched
         self.reput.other_places = found.other_places
         self._queues_exact = found.queues_exact
@@ -270,8 +272,14 @@ class MessageStore:
         self._last_bundle = found.bundle
         self.topics.note_opened()
         BelievedClock(self.log).begin(self.state.store_time_ms)
+        self._note_delay_levels()
         self._recover_index()
         self.compaction.load()
+
+    def _note_delay_levels(self) -> None:
+        levels, meta = self.config.message_delay_level, self.log.meta
+        if levels != (meta.get(DELAY_LEVELS) or DEFAULT_LEVELS):
+            meta.update({DELAY_LEVELS: levels})
 
     def follow(self) -> None:
         """Let another replica write the log, through `followed`. From now on every other append is refused.
