@@ -41,6 +41,7 @@ class CommitService(Service):
         super().__init__(replica_dir, COMMIT_REAL_TIME, config, files)
         self._replica_dir = replica_dir
         self._eager = eager
+        self._satellite.wakes_flush_real_time = not config.flush_commit_log_timed
         self._writer = SegmentWriter(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
         )

@@ -108,6 +108,8 @@ class Satellite:
         self._sync_began_s = 0.0
         self._stopping = threading.Event()
         self._attached = False
+        #: FlushRealTime flushes at wakeups, too
+        self.wakes_flush_real_time = False
         #: `with` it around a call that may block for long
         self.blocking_call = BlockingCall(self)
         self._heartbeat_stop = threading.Event()
@@ -300,6 +302,8 @@ class Satellite:
             elif role == "replication":
                 # It is idle while its replica follows.
                 needs_wakeup = self._control.leads
+            elif role == control_block.FLUSH_REAL_TIME and not self.wakes_flush_real_time:
+                needs_wakeup = False
             else:
                 needs_wakeup = self._control.roles[role].granted
             if needs_wakeup:

@@ -81,6 +81,7 @@ VERSION = 2
 ARCHITECTURES = ("x86_64",)
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
+FLUSH_REAL_TIME = "flush_real_time"
 
 
 class Role(NamedTuple):
@@ -95,12 +96,14 @@ class Role(NamedTuple):
 #: the order is the layout
 ROLES: dict[str, Role] = {
     "group_commit": Role("synced", (COMMIT_LOG, "replication")),
-    "flush_real_time": Role("synced", (COMMIT_LOG, "replication")),
+    FLUSH_REAL_TIME: Role("synced", (COMMIT_LOG, "replication")),
     "replication": Role("replicated", (COMMIT_LOG,)),
-    COMMIT_REAL_TIME: Role("committed", ("group_commit", COMMIT_LOG, "replication")),
+    COMMIT_REAL_TIME: Role(
+        "committed", ("group_commit", FLUSH_REAL_TIME, COMMIT_LOG, "replication")
+    ),
 }
 #: flush mode -> the role that syncs
-FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
+FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": FLUSH_REAL_TIME}
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON = range(6, 10)

@@ -103,6 +103,7 @@ class ReplicaHost:
             files=options.files,
             witness_sync=self._witness_sync,
             commit_least_bytes=self._commit_least_bytes(),
+            wakes_flush_real_time=not config.flush_commit_log_timed,
         )
         self.heartbeat = Heartbeat(self.supervisor.control, files=options.files)
 

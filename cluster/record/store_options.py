@@ -25,6 +25,7 @@ class StoreOptions(TypedDict, total=False):
     max_index_num: int
     sync_flush_timeout_ms: int
     slave_timeout_ms: int
+    flush_commit_log_timed: bool
     flush_interval_ms: int
     flush_least_pages: int
     flush_thorough_interval_ms: int

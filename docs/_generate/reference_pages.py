@@ -153,8 +153,8 @@ def _value(action: argparse.Action) -> str:
 #: options of a store by subject; options that stand nowhere here are listed at the end
 GROUPS = {
     "Flush and replication": (
-        "flush sync_flush_timeout_ms slave_timeout_ms flush_interval_ms flush_least_pages "
-        "flush_thorough_interval_ms catch_up_bytes_per_s"
+        "flush sync_flush_timeout_ms slave_timeout_ms flush_commit_log_timed flush_interval_ms "
+        "flush_least_pages flush_thorough_interval_ms catch_up_bytes_per_s"
     ),
     "Commit log": (
         "segment_size_bytes max_message_bytes prewrite_window_bytes snapshot_interval_bytes "

@@ -105,6 +105,11 @@ class StoreConfig:
     slave_timeout_ms: int = option(
         3_000, least=1, most=INT_MAX, changes="each start", rocketmq="slaveTimeout"
     )
+    #: FlushRealTime works by its period. With False a put, or a commit from the pool, wakes it in between, so that it
+    #: flushes as soon as enough pages are dirty
+    flush_commit_log_timed: bool = option(
+        True, changes="each start", rocketmq="flushCommitLogTimed"
+    )
     #: FlushRealTime's period
     flush_interval_ms: int = option(
         500, least=1, most=INT_MAX, changes="each start", rocketmq="flushIntervalCommitLog"

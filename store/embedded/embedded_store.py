@@ -325,9 +325,11 @@ class EmbeddedStore:
                 self._advance()
 
         log = self.store.log
-        flush = self._group_commit.flush if self._sync_flush else self._flush_real_time.flush_if_due
         try:
-            synced = flush(log.end)
+            if self._sync_flush:
+                synced = self._group_commit.flush(log.end)
+            else:
+                synced = self._flush_real_time.flush_if_due(log.end, woken=not idle)
         except FlushFailed:
             raise
         except (OSError, Unavailable):
