@@ -224,6 +224,8 @@ def test_a_text_that_lists_the_codecs_has_all_of_them(text: str) -> None:
 OPERATIONS = {
     "add_column": "raymq.client.topics.add_column:add_column",
     "add_queues": "raymq.client.topics.add_queues:add_queues",
+    "config": "raymq.cluster.operations.set_config:config",
+    "set_config": "raymq.cluster.operations.set_config:set_config",
     "create_topic": "raymq.client.topics.new_topic:create_topic",
     "add_shards": "raymq.cluster.operations.add_shards:add_shards",
     "drain_node": "raymq.cluster.operations.drain_node:drain_node",

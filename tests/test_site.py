@@ -18,8 +18,7 @@ import pytest
 import raymq
 from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.main import build_parser
-from raymq.cluster.record.store_options import IN_CLUSTER
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.store_config import IN_CLUSTER, StoreConfig
 from tests.support.page_programs import blocks, needs_ray, programs, run
 from tests.support.programs import Program
 from tests.support.served_shard import ServedShard

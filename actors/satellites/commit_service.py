@@ -41,7 +41,6 @@ class CommitService(Service):
         super().__init__(replica_dir, COMMIT_REAL_TIME, config, files)
         self._replica_dir = replica_dir
         self._eager = eager
-        self._satellite.wakes_flush_real_time = not config.flush_commit_log_timed
         self._writer = SegmentWriter(
             f"{replica_dir}/commitlog", config.segment_size_bytes, self._files
         )
@@ -100,6 +99,8 @@ class CommitService(Service):
     def _commit(self, commit: CommitRealTime, *, at_once: bool) -> bool:
         """Commit once. Returns: whether anything was committed."""
         satellite = self._satellite
+        self._follow_options()
+        satellite.wakes_flush_real_time = not self._config.flush_commit_log_timed
         before, appended = commit.committed, satellite.appended
         if appended <= before:
             commit.commit_if_due(before)

@@ -83,6 +83,7 @@ class FlushService(Service):
         )
 
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
+            self._follow_options()
             woken = satellite.wait(min(flusher.wait_ms(), HEARTBEAT_PERIOD_MS))
             with satellite.blocking_call:
                 flusher.flush_if_due(satellite.committed, woken=woken)

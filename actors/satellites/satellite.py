@@ -110,6 +110,8 @@ class Satellite:
         self._attached = False
         #: FlushRealTime flushes at wakeups, too
         self.wakes_flush_real_time = False
+        #: of the options that `take_options` has returned last
+        self._options_version = -1
         #: `with` it around a call that may block for long
         self.blocking_call = BlockingCall(self)
         self._heartbeat_stop = threading.Event()
@@ -211,6 +213,14 @@ class Satellite:
         """Sleep through wakeups. A stop ends it."""
         with self.blocking_call:
             self._stopping.wait(ms / 1000)
+
+    def take_options(self) -> dict[str, int] | None:
+        """The options that were changed while the store was open; None: as at the last call."""
+        version = self._control.options_version
+        if version == self._options_version:
+            return None
+        self._options_version = version
+        return self._control.changed_options()
 
     @property
     def appended(self) -> int:

@@ -419,6 +419,15 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
             body["first_nodes"] = tuple(body["first_nodes"])
         body["unclean_recoveries"] = tuple(body.get("unclean_recoveries", ()))
         body["drained_nodes"] = tuple(body.get("drained_nodes", ()))
+        unknown = sorted(set(body.get("config", {})) - set(TAKEN))
+        if unknown:
+            raise Corrupt(
+                f"{paths.cluster} names options that this version does not have: {', '.join(unknown)}. Use the RayMQ "
+                "version that wrote it, or a newer one",
+                path=str(paths.cluster),
+                rule="config",
+                found=unknown,
+            )
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"

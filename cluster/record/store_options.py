@@ -1,4 +1,4 @@
-"""The options of the stores of a cluster: those that `start` takes as `config`, and the values that were given.
+"""The options of the stores of a cluster: those that `start` and `set_config` take, and the values that were given.
 
 `store/config/store_config.py` declares them. Some are arguments of `start` themselves (`KEYWORDS`).
 """
@@ -11,9 +11,41 @@ from typing import Any, TypedDict
 
 from raymq.store.base.errors import Rejected
 from raymq.store.config.option import Option
-from raymq.store.config.store_config import OPTIONS, StoreConfig
+from raymq.store.config.store_config import IN_CLUSTER, OPTIONS, WHILE_RUNNING, check_in_cluster
 
 from .rocketmq_options import NOT_TAKEN
+
+
+class RunningOptions(TypedDict, total=False):
+    """The options that `Cluster.set_config` takes. `StoreConfig` has their meanings and defaults."""
+
+    sync_flush_timeout_ms: int
+    slave_timeout_ms: int
+    flush_commit_log_timed: bool
+    flush_interval_ms: int
+    flush_least_pages: int
+    flush_thorough_interval_ms: int
+    commit_interval_ms: int
+    commit_least_pages: int
+    commit_thorough_interval_ms: int
+    max_message_bytes: int
+    snapshot_interval_bytes: int
+    catch_up_bytes_per_s: int
+    timer_wheel_enabled: bool
+    timer_max_delay_s: int
+    timer_congest_num_each_slot: int
+    os_page_cache_busy_timeout_ms: int
+    allocate_timeout_ms: int
+    delete_when: str
+    file_reserved_hours: float
+    disk_max_used_space_ratio: int
+    disk_space_clean_forcibly_ratio: int
+    disk_space_warning_level_ratio: int
+    clean_file_forcibly: bool
+    delete_file_batch_max: int
+    warm_mapped_file: bool
+    delete_files_interval_ms: int
+    producer_expiry_hours: float
 
 
 class StoreOptions(TypedDict, total=False):
@@ -71,19 +103,32 @@ KEYWORDS = (
     "catch_up_bytes_per_s",
     "segment_size_bytes",
 )
-#: the options that a cluster takes
-IN_CLUSTER = {name: each for name, each in OPTIONS.items() if each.changes is not None}
-#: those of them that `config` takes
+#: the options of a cluster that `config` takes
 TAKEN = {name: each for name, each in IN_CLUSTER.items() if name not in KEYWORDS}
 
 _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 
 def check_config(config: object) -> dict[str, Any]:
-    """The options that a caller gave as `config`, each with a value that a store takes.
+    """The options that a caller of `start` gave as `config`, each with a value that a store takes.
 
     Raises: Rejected naming the option, its range and what was found; for a name that is none also the nearest one.
     """
+    return _checked(config, TAKEN)
+
+
+def check_running(config: object) -> dict[str, Any]:
+    """The options that a caller of `set_config` gave. Raises: Rejected, as `check_config`; also for none."""
+    found = _checked(config, WHILE_RUNNING)
+    if not found:
+        message = (
+            "config is empty; give an option and its value, such as {'flush_interval_ms': 200}"
+        )
+        raise Rejected(message, field="config", limit="at least 1 option", found=0)
+    return found
+
+
+def _checked(config: object, options: Mapping[str, Option]) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise Rejected(
             f"config is {config!r}; give a dict of options, such as {{'flush_interval_ms': 200}}",
@@ -92,26 +137,15 @@ def check_config(config: object) -> dict[str, Any]:
             found=type(config).__name__,
         )
     for name, value in config.items():
-        check_option(find(name, TAKEN), value)
+        check_in_cluster(find(name, options), value)
     return dict(config)
 
 
-def check_option(option: Option, value: object) -> None:
-    """Raises: Rejected for a value that the option cannot have in a cluster, alone or with the defaults of others."""
-    StoreConfig(**{option.name: value})  # type: ignore[arg-type]
-    most = option.most_in_cluster
-    if most is not None and isinstance(value, (int, float)) and value > most:
-        limit = option.range_text(in_cluster=True)
-        raise Rejected(
-            f"{option.name} is {value!r}; in a cluster it must be {limit}",
-            field=option.name,
-            limit=limit,
-            found=value,
-        )
+def parse_config(texts: Iterable[str], options: Mapping[str, Option] = TAKEN) -> dict[str, Any]:
+    """The options of texts such as "flush_interval_ms=200".
 
-
-def parse_config(texts: Iterable[str]) -> dict[str, Any]:
-    """The options of texts such as "flush_interval_ms=200". Raises: Rejected, as `check_config`."""
+    Args: `options`: those that may be named; default: of `start`. Raises: Rejected, as `check_config`.
+    """
     found: dict[str, Any] = {}
     for text in texts:
         name, given, value = text.partition("=")
@@ -122,8 +156,8 @@ def parse_config(texts: Iterable[str]) -> dict[str, Any]:
                 limit="NAME=VALUE",
                 found=text,
             )
-        found[name] = parse_value(find(name, TAKEN), value)
-    return check_config(found)
+        found[name] = parse_value(find(name, options), value)
+    return _checked(found, options)
 
 
 def parse_value(option: Option, text: str) -> Any:
@@ -153,6 +187,8 @@ def find(name: object, options: Mapping[str, Option]) -> Option:
 
 def _advice(name: str, options: Mapping[str, Option]) -> str:
     """What to do in place of an option that is not among these."""
+    if options is WHILE_RUNNING and name in IN_CLUSTER:
+        return _advice_of_start(IN_CLUSTER[name])
     if name in KEYWORDS:
         return f"give it as {name}=... of `start`, or --{name.replace('_', '-')}"
     if name in OPTIONS:
@@ -164,10 +200,18 @@ def _advice(name: str, options: Mapping[str, Option]) -> str:
     if name in NOT_TAKEN:
         return f"RayMQ does not have RocketMQ's {name}. {_sentence(NOT_TAKEN[name])}"
 
-    near = difflib.get_close_matches(name, [*options, *KEYWORDS], n=1)
+    near = difflib.get_close_matches(name, [*options, *KEYWORDS, *IN_CLUSTER], n=1)
     if near:
         return f"did you mean {near[0]}?"
     return "docs/reference/configuration.md has all options"
+
+
+def _advice_of_start(option: Option) -> str:
+    """How an option is changed that does not change while the cluster runs."""
+    if option.changes == "first start":
+        return "the first start of a cluster decides it"
+    flag = f"--{option.name.replace('_', '-')}" if option.name in KEYWORDS else "--config"
+    return f"it does not change while the cluster runs. Stop it, and start it with {flag}"
 
 
 def _sentence(text: str) -> str:

@@ -22,10 +22,10 @@ from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.main import build_parser
 from raymq.cluster.record.cluster_record import StartOptions, new_record, resume_record
 from raymq.cluster.record.rocketmq_options import NOT_TAKEN
-from raymq.cluster.record.store_options import IN_CLUSTER, KEYWORDS
+from raymq.cluster.record.store_options import KEYWORDS
 from raymq.store.base.errors import Rejected
 from raymq.store.config.option import Option as StoreOption
-from raymq.store.config.store_config import OPTIONS, StoreConfig
+from raymq.store.config.store_config import IN_CLUSTER, OPTIONS, WHILE_RUNNING, StoreConfig
 
 USAGE_WIDTH = 76
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -121,7 +121,8 @@ def usage(command: Command) -> str:
             parts.append(f"[{action.option_strings[0 if switch else -1]}{_value(action)}]")
         else:
             name = str(action.metavar or action.dest)
-            parts.append(f"[{name}]" if action.nargs == "?" else name)
+            shown = {"?": f"[{name}]", "+": f"{name} ..."}
+            parts.append(shown.get(str(action.nargs), name))
     joined = [part.replace(" ", "\0") for part in parts]
     indent = " " * (len(command.words) + 1)
     wrapped = textwrap.wrap(
@@ -256,6 +257,7 @@ def store_options() -> list[Option]:
 CHANGES = {
     "first start": "decided at the first start",
     "each start": "each start may change it",
+    "while running": "may change while the cluster runs",
 }
 
 
@@ -306,6 +308,8 @@ _OTHER: dict[str, Any] = {
 
 def changes(name: str) -> str:
     """When another value of an option of `start` takes effect: the code that resumes a cluster is asked."""
+    if name in WHILE_RUNNING:
+        return CHANGES["while running"]
     if name == "ephemeral":
         return "kept once it was given"
     if name not in _OTHER:
@@ -375,8 +379,9 @@ def configuration_page() -> str:
         "`raymq start --config flush_interval_ms=200`. The cluster keeps in `cluster.json` what was given. What was "
         "never given has its default. Programs that [embed the store](store.md) set all of them.",
         "",
-        "A name or value that a cluster does not take is refused before anything starts. No option changes while a "
-        "store is open.",
+        "A name or value that a cluster does not take is refused before anything starts. "
+        f"{sum(each.changes == 'while running' for each in OPTIONS.values())} options may change while a cluster runs: "
+        "[options of the store](../operating/options.md).",
         "",
         "## Starting a cluster",
         "",

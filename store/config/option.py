@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 _Value = TypeVar("_Value")
 
 #: when another value of an option holds in a cluster
-Changes = Literal["first start", "each start"]
+Changes = Literal["first start", "each start", "while running"]
 
 _KEY: Final = "option"
 #: the largest number of RocketMQ's int options

@@ -99,31 +99,31 @@ class StoreConfig:
     flush: Flush = option("sync", changes="each start", rocketmq="flushDiskType")
     #: a sync flush that takes longer answers FLUSH_DISK_TIMEOUT
     sync_flush_timeout_ms: int = option(
-        5_000, least=1, most=INT_MAX, changes="each start", rocketmq="syncFlushTimeout"
+        5_000, least=1, most=INT_MAX, changes="while running", rocketmq="syncFlushTimeout"
     )
     #: a replica that takes longer answers FLUSH_SLAVE_TIMEOUT
     slave_timeout_ms: int = option(
-        3_000, least=1, most=INT_MAX, changes="each start", rocketmq="slaveTimeout"
+        3_000, least=1, most=INT_MAX, changes="while running", rocketmq="slaveTimeout"
     )
     #: FlushRealTime works by its period. With False a put, or a commit from the pool, wakes it in between, so that it
     #: flushes as soon as enough pages are dirty
     flush_commit_log_timed: bool = option(
-        True, changes="each start", rocketmq="flushCommitLogTimed"
+        True, changes="while running", rocketmq="flushCommitLogTimed"
     )
     #: FlushRealTime's period
     flush_interval_ms: int = option(
-        500, least=1, most=INT_MAX, changes="each start", rocketmq="flushIntervalCommitLog"
+        500, least=1, most=INT_MAX, changes="while running", rocketmq="flushIntervalCommitLog"
     )
     #: FlushRealTime flushes only from this many dirty 4 KiB pages on...
     flush_least_pages: int = option(
-        4, least=0, most=INT_MAX, changes="each start", rocketmq="flushCommitLogLeastPages"
+        4, least=0, most=INT_MAX, changes="while running", rocketmq="flushCommitLogLeastPages"
     )
     #: ...unless this long passed since the last thorough flush
     flush_thorough_interval_ms: int = option(
         10_000,
         least=1,
         most=INT_MAX,
-        changes="each start",
+        changes="while running",
         rocketmq="flushCommitLogThoroughInterval",
     )
     #: appends go into a pool in shared memory, and CommitRealTime writes them to the file
@@ -138,33 +138,37 @@ class StoreConfig:
     )
     #: CommitRealTime's period
     commit_interval_ms: int = option(
-        200, least=1, most=INT_MAX, changes="each start", rocketmq="commitIntervalCommitLog"
+        200, least=1, most=INT_MAX, changes="while running", rocketmq="commitIntervalCommitLog"
     )
     #: CommitRealTime commits only from this many waiting 4 KiB pages on...
     commit_least_pages: int = option(
-        4, least=0, most=INT_MAX, changes="each start", rocketmq="commitCommitLogLeastPages"
+        4, least=0, most=INT_MAX, changes="while running", rocketmq="commitCommitLogLeastPages"
     )
     #: ...unless this long passed since it last committed
     commit_thorough_interval_ms: int = option(
-        200, least=1, most=INT_MAX, changes="each start", rocketmq="commitCommitLogThoroughInterval"
+        200,
+        least=1,
+        most=INT_MAX,
+        changes="while running",
+        rocketmq="commitCommitLogThoroughInterval",
     )
     #: largest body
     max_message_bytes: int = option(
         4 * MIB,
         least=1,
         most=INT_MAX,
-        changes="each start",
+        changes="while running",
         most_in_cluster=32 * MIB,
         rocketmq="maxMessageSize",
     )
     #: zeros are written this far ahead of a log that grows slowly: small appends into written blocks sync faster
     prewrite_window_bytes: int = option(64 * MIB, least=0, changes="each start")
     #: log bytes between two snapshots of the state; recovery reads about twice as much
-    snapshot_interval_bytes: int = option(32 * MIB, least=1, changes="each start")
+    snapshot_interval_bytes: int = option(32 * MIB, least=1, changes="while running")
     #: the scrub reads stored bytes and compares them with the chain's CRCs, at most this many per second; 0: never
     scrub_bytes_per_s: int = option(64 * MIB, least=0, changes="each start")
     #: log bytes per second that a leader sends to a follower that catches up while no put waits for it; 0: no limit
-    catch_up_bytes_per_s: int = option(0, least=0, changes="each start")
+    catch_up_bytes_per_s: int = option(0, least=0, most=1 << 50, changes="while running")
     #: how often the scrub reads all stored bytes; at least twice within `file_reserved_hours`
     scrub_interval_ms: int = option(24 * 3600 * 1000, least=1, changes="each start")
     #: bytes of one file of a compacted queue; see `file_sizes` for the rounding of both
@@ -191,19 +195,23 @@ class StoreConfig:
         DEFAULT_LEVELS, changes="first start", rocketmq="messageDelayLevel"
     )
     #: False refuses messages that name a delivery time; those that wait are delivered
-    timer_wheel_enabled: bool = option(True, changes="each start", rocketmq="timerWheelEnable")
+    timer_wheel_enabled: bool = option(True, changes="while running", rocketmq="timerWheelEnable")
     #: the longest time from a put to its delivery
     timer_max_delay_s: int = option(
         3 * 86_400,
         least=1,
         most=INT_MAX,
-        changes="each start",
+        changes="while running",
         most_in_cluster=3 * 86_400,
         rocketmq="timerMaxDelaySec",
     )
     #: most messages that may wait for one second
     timer_congest_num_each_slot: int = option(
-        0x7FFFFFFF, least=1, most=INT_MAX, changes="each start", rocketmq="timerCongestNumEachSlot"
+        0x7FFFFFFF,
+        least=1,
+        most=INT_MAX,
+        changes="while running",
+        rocketmq="timerCongestNumEachSlot",
     )
     #: bytes of one timer log file
     timer_log_file_size_bytes: int = option(
@@ -214,43 +222,47 @@ class StoreConfig:
     )
     #: an append that is under way for longer makes further puts answer OS_PAGE_CACHE_BUSY
     os_page_cache_busy_timeout_ms: int = option(
-        1_000, least=1, most=INT_MAX, changes="each start", rocketmq="osPageCacheBusyTimeOutMills"
+        1_000,
+        least=1,
+        most=INT_MAX,
+        changes="while running",
+        rocketmq="osPageCacheBusyTimeOutMills",
     )
     #: a put that waits longer for the next file answers CREATE_MAPPED_FILE_FAILED (RocketMQ: fixed)
-    allocate_timeout_ms: int = option(5_000, least=1, most=INT_MAX, changes="each start")
+    allocate_timeout_ms: int = option(5_000, least=1, most=INT_MAX, changes="while running")
     #: how often old files are looked for
     clean_resource_interval_ms: int = option(
         10_000, least=1, most=INT_MAX, changes="each start", rocketmq="cleanResourceInterval"
     )
     #: hours of the day, local time, in which expired files are deleted: "04" or "04;16"
-    delete_when: str = option("04", changes="each start", rocketmq="deleteWhen")
+    delete_when: str = option("04", changes="while running", rocketmq="deleteWhen")
     #: time after its last message until a commit log file expires
     file_reserved_hours: float = option(
-        72, least=0, most=1_000_000, changes="each start", rocketmq="fileReservedTime"
+        72, least=0, most=1_000_000, changes="while running", rocketmq="fileReservedTime"
     )
     #: above it expired files are deleted at any hour, percent
     disk_max_used_space_ratio: int = option(
-        75, least=10, most=95, changes="each start", rocketmq="diskMaxUsedSpaceRatio"
+        75, least=10, most=95, changes="while running", rocketmq="diskMaxUsedSpaceRatio"
     )
     #: above it files are deleted before they expire, percent
     disk_space_clean_forcibly_ratio: int = option(
-        85, least=30, most=95, changes="each start", rocketmq="diskSpaceCleanForciblyRatio"
+        85, least=30, most=95, changes="while running", rocketmq="diskSpaceCleanForciblyRatio"
     )
     #: above it puts are refused, percent; not while 8 commit log files would still fit
     disk_space_warning_level_ratio: int = option(
-        90, least=35, most=99, changes="each start", rocketmq="diskSpaceWarningLevelRatio"
+        90, least=35, most=99, changes="while running", rocketmq="diskSpaceWarningLevelRatio"
     )
     #: whether files are ever deleted before they expire (RocketMQ: True). With True, any program
     #: that fills the disk causes the loss of acknowledged messages
     clean_file_forcibly: bool = option(
-        False, changes="each start", rocketmq="cleanFileForciblyEnable"
+        False, changes="while running", rocketmq="cleanFileForciblyEnable"
     )
     #: commit log files that one pass deletes at most
     delete_file_batch_max: int = option(
-        10, least=1, most=1_000_000, changes="each start", rocketmq="deleteFileBatchMax"
+        10, least=1, most=1_000_000, changes="while running", rocketmq="deleteFileBatchMax"
     )
     #: whole files are written ahead, and locked in memory if permitted
-    warm_mapped_file: bool = option(False, changes="each start", rocketmq="warmMapedFileEnable")
+    warm_mapped_file: bool = option(False, changes="while running", rocketmq="warmMapedFileEnable")
     #: deleted files are zeroed and used again after the last reader releases them (not by a leader with followers)
     recycle_commit_log_files: bool = option(False, changes="each start")
     #: directories on other disks, in which new commit log files are made in turn. With
@@ -267,14 +279,14 @@ class StoreConfig:
         100,
         least=0,
         most=INT_MAX,
-        changes="each start",
+        changes="while running",
         rocketmq="deleteCommitLogFilesInterval, deleteConsumeQueueFilesInterval",
     )
     #: (producer, topic, queue) entries, and producers, of which sequences and epochs are remembered: about 120 bytes of
     #: memory each. A new one above it is refused. Small commit log files allow fewer (`producer_entries_limit`)
     producer_entries_max: int = option(1_000_000, least=1, most=100_000_000, changes="each start")
     #: at that limit, entries that were not written for this long make room; those of the staged topic after an hour
-    producer_expiry_hours: float = option(168, least=1, most=1_000_000, changes="each start")
+    producer_expiry_hours: float = option(168, least=1, most=1_000_000, changes="while running")
     #: written into every record as storeHost: IP address and port. In a cluster each replica writes the address under
     #: which it serves clients
     store_host: tuple[str, int] = option(
@@ -383,3 +395,21 @@ class StoreConfig:
 
 #: every option of a store
 OPTIONS = options_of(StoreConfig)
+#: those that a cluster takes
+IN_CLUSTER = {name: each for name, each in OPTIONS.items() if each.changes is not None}
+#: those of them that may change while the store is open
+WHILE_RUNNING = {name: each for name, each in OPTIONS.items() if each.changes == "while running"}
+
+
+def check_in_cluster(option: Option, value: object) -> None:
+    """Raises: Rejected for a value that the option cannot have in a cluster, alone or with the defaults of others."""
+    StoreConfig(**{option.name: value})  # type: ignore[arg-type]
+    most = option.most_in_cluster
+    if most is not None and isinstance(value, (int, float)) and value > most:
+        limit = option.range_text(in_cluster=True)
+        raise Rejected(
+            f"{option.name} is {value!r}; in a cluster it must be {limit}",
+            field=option.name,
+            limit=limit,
+            found=value,
+        )

@@ -121,7 +121,9 @@ class EmbeddedStore:
         #: no receipt waits for the flush thread
         self._acknowledged_at_once = self._promise.waits_for_nothing
         self._group_commit = GroupCommit(self._syncer, synced=log.synced)
-        self._flush_real_time = FlushRealTime(self._syncer, log.clock, config, synced=log.synced)
+        self._flush_real_time = FlushRealTime(
+            self._syncer, log.clock, log.config, synced=log.synced
+        )
 
         self._changed = threading.Condition()
         self._dispatch_lock = threading.Lock()

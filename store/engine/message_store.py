@@ -41,6 +41,7 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.control_files.meta import CHAIN_BEGIN, DELAY_LEVELS, QUEUES_DOUBTFUL
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.inner_put import InnerPut
+from raymq.store.put.option_records import OptionRecords
 from raymq.store.put.put_hooks import PutHook, TopicGuard
 from raymq.store.put.put_lock import PutLock
 from raymq.store.put.put_path import PutPath
@@ -100,6 +101,9 @@ class MessageStore:
             limit_option=log.config.producer_limit_option,
         )
         self.state = ShardState(producers)
+        self.state.on_options = self._follow_options
+        #: called with the put lock when options have changed
+        self.on_options: list[Callable[[], None]] = []
 
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = QueueReader(log, self.consume_queues, self.state)
@@ -135,6 +139,8 @@ class MessageStore:
         self.snapshots, self.put_path, self.inner_put, self._first_put = self._make_put_parts()
         #: creates and changes topics
         self.topics = TopicRecords(log, self.state, self.inner_put)
+        #: sets options
+        self.options = OptionRecords(log, self.inner_put)
 
         #: the writing side while another replica leads; None: this one appends
         self.followed: FollowedLog | None = None
@@ -275,6 +281,15 @@ class MessageStore:
         self._note_delay_levels()
         self._recover_index()
         self.compaction.load()
+
+    def _follow_options(self) -> None:
+        """Let the options be those with which the store was opened, and those that records of the log have set."""
+        config = self.config
+        if config.follow(self.state.changed_options()):
+            self.state.producers.set_expiry_ms(int(config.producer_expiry_hours * 3_600_000))
+            self.log.allocator.set_warm(config.warm_mapped_file)
+            for call in self.on_options:
+                call()
 
     def _note_delay_levels(self) -> None:
         levels, meta = self.config.message_delay_level, self.log.meta

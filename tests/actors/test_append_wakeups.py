@@ -90,6 +90,12 @@ def test_an_append_wakes_flush_real_time_only_if_its_flushes_are_not_timed(
         made.appends.publish(100)
         made.appends.wake_for_append()
         assert woken == ([] if is_timed else ["flush_real_time"])
+        # The option changes.
+        woken.clear()
+        made.appends.set_rules(commit_least_bytes=0, wakes_flush_real_time=is_timed)
+        made.appends.publish(200)
+        made.appends.wake_for_append()
+        assert woken == (["flush_real_time"] if is_timed else [])
     finally:
         made.close()
         shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)

@@ -522,6 +522,29 @@ FlushService(sys.argv[1], sys.argv[2], config).run()
 """
 
 
+#: works by an interval that no test lasts
+SLOW = """
+import sys
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.store.config.store_config import StoreConfig
+config = StoreConfig(segment_size_bytes=int(sys.argv[3]), flush_interval_ms=3_600_000)
+FlushService(sys.argv[1], sys.argv[2], config).run()
+"""
+
+
+def test_a_flusher_follows_an_option_that_changes_while_it_works(make_replica: MakeReplica):
+    replica = make_replica("flush_real_time")
+    replica.await_grant_of(replica.spawn(SLOW))
+    replica.append(5 * 4096)
+    replica.supervisor.control.publish_options({"flush_interval_ms": 20})
+    replica.await_synced()
+
+    # Two pages wait until so many are enough.
+    replica.append(2 * 4096)
+    replica.supervisor.control.publish_options({"flush_interval_ms": 20, "flush_least_pages": 2})
+    replica.await_synced()
+
+
 def test_a_put_wakes_a_flush_real_time_that_is_not_timed(make_replica: MakeReplica):
     replica = make_replica("flush_real_time", wakes_flush_real_time=True)
     replica.await_grant_of(replica.spawn(UNTIMED))

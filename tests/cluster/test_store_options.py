@@ -21,7 +21,6 @@ from raymq.cluster.record.cluster_record import (
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.record.rocketmq_options import NOT_TAKEN
 from raymq.cluster.record.store_options import (
-    IN_CLUSTER,
     KEYWORDS,
     TAKEN,
     StoreOptions,
@@ -29,10 +28,10 @@ from raymq.cluster.record.store_options import (
     parse_config,
 )
 from raymq.cluster.start import plan_start
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.option import Option
-from raymq.store.config.store_config import OPTIONS, StoreConfig
+from raymq.store.config.store_config import IN_CLUSTER, OPTIONS, StoreConfig
 
 #: as a version wrote it that knew six options of the stores
 OLD_RECORD = """\
@@ -129,6 +128,16 @@ def test_a_record_without_further_options_opens_with_the_defaults(tmp_path: Path
     )
     save_record(paths, stored, files)
     assert json.loads(paths.cluster.read_text()) == {**json.loads(OLD_RECORD), "config": {}}
+
+
+def test_a_record_with_an_option_of_a_later_version_is_not_changed(tmp_path: Path) -> None:
+    paths, files = ClusterPaths(tmp_path), Files()
+    save_record(paths, record(), files)
+    body = {**json.loads(paths.cluster.read_text()), "config": {"a_later_option": 1}}
+    paths.cluster.write_text(json.dumps(body))
+    with pytest.raises(Corrupt, match="a_later_option. Use the RayMQ version that wrote it"):
+        load_record(paths, files)
+    assert json.loads(paths.cluster.read_text()) == body
 
 
 # --- what is refused ------------------------------------------------------------------------------
