@@ -156,7 +156,10 @@ def parse_config(texts: Iterable[str], options: Mapping[str, Option] = TAKEN) ->
                 limit="NAME=VALUE",
                 found=text,
             )
-        found[name] = parse_value(find(name, options), value)
+        parsed = parse_value(find(name, options), value)
+        if found.setdefault(name, parsed) != parsed:
+            message = f"{name} is given twice, as {found[name]!r} and {parsed!r}; give one value"
+            raise Rejected(message, field=name, limit="1 value", found=2)
     return _checked(found, options)
 
 

@@ -233,3 +233,9 @@ def test_texts_become_values_of_the_options_types() -> None:
 def test_a_text_that_says_no_value_is_refused(text: str, message: str) -> None:
     with pytest.raises(Rejected, match=message):
         parse_config([text])
+
+
+def test_an_option_has_one_value() -> None:
+    assert parse_config(["flush_interval_ms=1"] * 2) == {"flush_interval_ms": 1}
+    with pytest.raises(Rejected, match="flush_interval_ms is given twice, as 1 and 2"):
+        parse_config(["flush_interval_ms=1", "flush_interval_ms=2"])
