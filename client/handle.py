@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raymq.actors.protocol.tls import parse_url
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 from raymq.store.state.topics import SYSTEM_PREFIX
 
 from . import forks
@@ -61,6 +62,8 @@ class ClusterHandle:
     transport: Transport = "flight"
     #: copies of each shard. With more than two any of them may lead
     replicas: int = 1
+    #: how many delay levels the shards have
+    delay_levels: int = DEFAULT_LEVEL_COUNT
     #: shard -> replica -> its last known host:port, to find the leaders when they have changed
     replica_endpoints: dict[int, dict[int, str]] = field(default_factory=dict)
 
@@ -128,6 +131,7 @@ class ClusterHandle:
             endpoints=endpoints,
             ca=ca,
             replicas=replicas,
+            delay_levels=int(facts.get("delay_levels", DEFAULT_LEVEL_COUNT)),
             replica_endpoints={
                 int(each): {int(replica): str(there) for replica, there in found.items()}
                 for each, found in others.items()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .deploy.ray_host import Progress
     from .operations.drain_node import DrainReport
     from .operations.recover_shard import RecoveryPlan
+    from .record.store_options import RunningOptions
     from .stop import StopReport
 
 #: states of a shard that does not answer
@@ -267,6 +268,56 @@ class Cluster(ClusterHandle):
         from raymq.client.topics.add_column import add_column
 
         return add_column(self, topic, column)
+
+    def config(self) -> dict[str, dict[str, Any]]:
+        """Every option of the stores: its value, its default, and when it may change.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                print(cluster.config()["flush_interval_ms"]["value"])
+            ```
+
+        Returns: option -> `value`, `default` and `changes` ("first start", "each start" or "while running"). If it was
+        set while the cluster ran, also `before`, `at_ms` (wall clock) and `by` of the last change. If shards differ,
+        because a change has not reached all of them, also `by_shard`.
+        """
+        from .operations.set_config import config
+
+        return config(self)
+
+    def set_config(self, config: RunningOptions) -> dict[str, dict[str, Any]]:
+        """Change options of the stores while producers and consumers go on.
+
+        The leaders use the new values at once, followers when they have the record. The change holds over restarts and
+        new leaders, until it is set again or a start names the option.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.set_config({"flush_interval_ms": 200, "file_reserved_hours": 48})
+            ```
+
+        Args:
+            config: options that may change while the cluster runs, with their new values.
+
+        Returns: the options that were named, as `config` gives them: `value`, and of the last change `before`, `at_ms`
+        and `by`. An option that has the value already is not changed.
+        Durable: in the log of every shard, at return.
+
+        Raises:
+            Rejected: an option that does not exist or does not change while the cluster runs, or a value that it does
+                not take. Nothing was changed.
+            Unavailable: a shard does not take the change now; the others have it. The same call completes it.
+            DeliveryUnknown: a shard did not make the change durable within 15 s. The same call completes it.
+        """
+        from .operations.set_config import set_config
+
+        return set_config(self, config)
 
     @takes_options_of(ProducerConfig)
     def producer(self, **options: Unpack[ProducerOptions]) -> raymq.Producer:

@@ -175,6 +175,7 @@ def local_handle(
         stop_on_exit=stop_on_exit,
         ca=ca,
         replicas=record.replicas,
+        delay_levels=len(cluster_record.store_config(record).delay_levels_ms),
         placement=record.placement,
     )
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from raymq.actors.protocol import tls
 from raymq.actors.ray.process_setup import check_log_level
@@ -17,6 +17,7 @@ from raymq.actors.shared.control_block import check_architecture
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.promise import Flush
+from raymq.store.config.store_config import WHILE_RUNNING
 
 from .cluster import Cluster
 from .connect import known_ca, local_handle
@@ -25,7 +26,7 @@ from .deploy import actor_set, owned_ray, ray_host, run_sweep
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import save_endpoints
 from .deploy.start_checks import check_addresses, check_pools
-from .operations import add_shards
+from .operations import add_shards, set_config
 from .operations.context import DirectoryCall
 from .record import cluster_record
 from .record.cluster_record import ClusterRecord, StartOptions
@@ -38,6 +39,7 @@ from .record.paths import (
     volatile_reason,
 )
 from .record.placement import NODE_HOST
+from .record.store_options import StoreOptions
 
 
 class StartPlan(NamedTuple):
@@ -47,6 +49,8 @@ class StartPlan(NamedTuple):
     stored: ClusterRecord | None
     #: the record of this start
     record: ClusterRecord
+    #: the options that the caller gave and that change while the stores are open
+    running: dict[str, Any]
 
 
 #: what the shards get after a new Ray has started, however late that was
@@ -64,6 +68,7 @@ def start(
     file_reserved_hours: float | None = None,
     producer_expiry_hours: float | None = None,
     catch_up_bytes_per_s: int | None = None,
+    config: StoreOptions | None = None,
     address: str | None = None,
     ephemeral: bool = False,
     segment_size_bytes: int | None = None,
@@ -104,14 +109,18 @@ def start(
             crash of the machine then loses the bytes in the pool. Only with 1 or 2 replicas. May change at each start;
             False by default.
         file_reserved_hours: hours after its newest message for which a full file is kept; 72 by default. May change at
-            each start. More hours cost disk space.
+            each start, and while the cluster runs. More hours cost disk space.
         producer_expiry_hours: hours without a message after which a full table of producers forgets one; 168 by
             default, 1 at least. A shard remembers a million (producer, topic, queue). With fewer hours more new
             producers may come, such as those of a stream's batches. A message or a write that is repeated later than
-            that may be stored twice. May change at each start.
+            that may be stored twice. May change at each start, and while the cluster runs.
         catch_up_bytes_per_s: bytes per second that a leader sends to a follower that was away or is new, while enough
             others keep up; 0 (default): as fast as disks and network allow, at the cost of producers meanwhile. Less
-            than producers send lets the follower never catch up. May change at each start.
+            than producers send lets the follower never catch up. May change at each start, and while the cluster runs.
+        config: further options of the stores, such as `{"flush_interval_ms": 200}`. docs/reference/configuration.md has
+            their names, ranges and defaults, and says which of them the first start decides. The cluster keeps what was
+            given: later starts may leave it out, and change the others. Those that may change while the cluster runs
+            do so at once. The value that was given last holds, by a start or by `Cluster.set_config`.
         address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
             the one in RAY_ADDRESS, else a new Ray on this machine that lives until `stop`.
         ephemeral: accept a data directory that does not survive a reboot (/tmp, tmpfs). False by default.
@@ -156,6 +165,7 @@ def start(
         file_reserved_hours=file_reserved_hours,
         producer_expiry_hours=producer_expiry_hours,
         catch_up_bytes_per_s=catch_up_bytes_per_s,
+        config=config,
     )
 
     if host not in (None, NODE_HOST):
@@ -179,7 +189,7 @@ class _Start(DirectoryCall):
     def run(self, plan: StartPlan, address: str | None) -> Cluster:
         """Create or find the actors. Returns: a handle on the cluster, which serves."""
         paths, files = self.paths, self.files
-        stored, record = plan
+        stored, record = plan.stored, plan.record
         first = stored is None
         token = load_or_make_token(paths, files)
         ca = _save_authority(paths, record, files)
@@ -227,10 +237,31 @@ class _Start(DirectoryCall):
         )
         if record.joined_shards is not None:
             add_shards.join(cluster, record, files, self.report)
+        if not first:
+            self._set_options(cluster, plan.running)
         self.report(
             f"cluster {record.name!r} runs: {record.shards} shard(s), data in {paths.data_dir}"
         )
         return cluster
+
+    def _set_options(self, cluster: Cluster, wanted: Mapping[str, Any]) -> None:
+        """Set the options that this start has named, if the logs of the shards have other values.
+
+        The logs have what operators have set since earlier starts, and the last value that was given holds.
+        """
+        if not wanted:
+            return
+        try:
+            found = set_config.differing(wanted, set_config.config(cluster))
+            if found:
+                set_config.set_config(cluster, found)
+                self.report(f"set {', '.join(f'{name}={value}' for name, value in found.items())}")
+        except RayMQError as error:
+            # The cluster serves, a READ_ONLY shard for example.
+            self.warn(
+                f"WARNING: {', '.join(wanted)}: not every shard has the value of this start ({error.message}). Repeat "
+                "the start, or use `raymq config set`"
+            )
 
     def _find_or_start_ray(
         self, record: ClusterRecord, address: str | None, *, first: bool
@@ -336,7 +367,9 @@ def plan_start(
     check_pools(paths, record, files)
     if stored is None:
         check_room(paths, record, files)
-    return StartPlan(stored, record)
+    given = {**vars(wanted), **(wanted.config or {})}
+    running = {name: given[name] for name in WHILE_RUNNING if given.get(name) is not None}
+    return StartPlan(stored, record, running)
 
 
 def _save_authority(paths: ClusterPaths, record: ClusterRecord, files: Files) -> bytes | None:

@@ -64,14 +64,18 @@ class PutCombiner:
     ) -> None:
         """Args: `acknowledged`: the acknowledged end so far."""
         self._promise = promise
-        self._flush_timeout_ms = flush_timeout_ms
-        self._replica_timeout_ms = replica_timeout_ms
-        self._least_timeout_ms = min(flush_timeout_ms, replica_timeout_ms)
+        self.set_timeouts(flush_timeout_ms, replica_timeout_ms)
         #: the promise of puts that end here or before is kept. It never falls
         self.acknowledged = acknowledged
         #: in the order of both numbers and ends
         self._groups: deque[_DeadlineGroup] = deque()
         self._reported: list[LatePuts] = []
+
+    def set_timeouts(self, flush_timeout_ms: int, replica_timeout_ms: int) -> None:
+        """Wait so long from now on, also for the puts that wait."""
+        self._flush_timeout_ms = flush_timeout_ms
+        self._replica_timeout_ms = replica_timeout_ms
+        self._least_timeout_ms = min(flush_timeout_ms, replica_timeout_ms)
 
     @property
     def waiting(self) -> bool:

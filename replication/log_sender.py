@@ -233,6 +233,10 @@ class LogSender:
         #: frames dropped because they belong to another process, session or addressee
         self.dropped = 0
 
+    def set_limits(self, limits: SenderLimits) -> None:
+        """Keep to other limits from now on."""
+        self._limits = limits
+
     def step(self, event: SenderEvent, now_ms: int) -> list[SenderEffect]:
         """Take one event. Returns: the effects to perform, in order."""
         self._now_ms, self._effects = now_ms, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import json
@@ -47,7 +48,7 @@ from raymq.store.base import errors
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from raymq.store.base.format import PROPERTIES_MAX_BYTES
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.store_config import WHILE_RUNNING, StoreConfig
 from raymq.store.log.commit_real_time import CommitRealTime
 from raymq.store.log.flush import PAGE_BYTES, FlushRealTime
 from raymq.store.queues.queue_files import OPEN_FILES_MAX
@@ -224,6 +225,8 @@ def test_a_text_that_lists_the_codecs_has_all_of_them(text: str) -> None:
 OPERATIONS = {
     "add_column": "raymq.client.topics.add_column:add_column",
     "add_queues": "raymq.client.topics.add_queues:add_queues",
+    "config": "raymq.cluster.operations.set_config:config",
+    "set_config": "raymq.cluster.operations.set_config:set_config",
     "create_topic": "raymq.client.topics.new_topic:create_topic",
     "add_shards": "raymq.cluster.operations.add_shards:add_shards",
     "drain_node": "raymq.cluster.operations.drain_node:drain_node",
@@ -372,6 +375,33 @@ def test_a_flusher_has_no_interval_of_its_own(flusher: type) -> None:
     parameters = inspect.signature(flusher).parameters
     assert "config" in parameters
     assert not any(name.endswith(("_ms", "_pages")) for name in parameters)
+
+
+#: constructors that read an option which may change while the store is open: each is given another value later
+FOLLOWED_LATER = {
+    ("store/log/commit_log.py", "warm_mapped_file"),
+    ("store/engine/message_store.py", "producer_expiry_hours"),
+    ("actors/supervise/replica_host.py", "flush_commit_log_timed"),
+    ("actors/leader/put_acks.py", "sync_flush_timeout_ms"),
+    ("actors/leader/put_acks.py", "slave_timeout_ms"),
+    ("actors/satellites/replicator.py", "catch_up_bytes_per_s"),
+}
+
+
+def test_an_option_that_may_change_is_read_where_it_is_used_and_kept_by_no_constructor() -> None:
+    read, kept = set(), set()
+    for path in [*(ROOT / "store").rglob("*.py"), *(ROOT / "actors").rglob("*.py")]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef) or function.name == "__post_init__":
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and node.attr in WHILE_RUNNING:
+                    read.add(node.attr)
+                    if function.name == "__init__":
+                        kept.add((path.relative_to(ROOT).as_posix(), node.attr))
+    assert read == set(WHILE_RUNNING)
+    assert kept == FOLLOWED_LATER
 
 
 # --- ports ----------------------------------------------------------------------------------------

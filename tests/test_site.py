@@ -18,7 +18,7 @@ import pytest
 import raymq
 from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.main import build_parser
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.store_config import IN_CLUSTER, StoreConfig
 from tests.support.page_programs import blocks, needs_ray, programs, run
 from tests.support.programs import Program
 from tests.support.served_shard import ServedShard
@@ -128,15 +128,11 @@ def test_the_configuration_page_has_every_option_with_a_text() -> None:
 
 def test_options_of_a_store_that_a_cluster_takes_are_marked() -> None:
     options = {option.name: option for option in pages.store_options()}
-    taken = {name for name, option in options.items() if option.given != "embedded only"}
-    assert taken == {
-        "segment_size_bytes",
-        "flush",
-        "transient_pool",
-        "file_reserved_hours",
-        "producer_expiry_hours",
-        "catch_up_bytes_per_s",
-    }
+    taken = {name for name, option in options.items() if "embedded only" not in option.given}
+    assert taken == set(IN_CLUSTER)
+    assert options["store_host"].given.startswith("embedded only: each replica writes")
+    assert options["flush_interval_ms"].given == "`start(config=)`, flag `--config`"
+    assert options["max_message_bytes"].range.endswith("in a cluster 1 to 33,554,432")
     assert options["segment_size_bytes"].changes == "decided at the first start"
     assert options["flush"].changes == "each start may change it"
     assert options["flush"].given == "`start(flush=)`, flag `--flush`"

@@ -60,6 +60,8 @@ SATELLITE_MODULES = (
     "raymq.actors.satellites.service",
     "raymq.store.base.clock",
     "raymq.store.log.commit_real_time",
+    "raymq.store.config.option",
+    "raymq.store.config.running_config",
     "raymq.store.config.store_config",
     "raymq.store.base.errors",
     "raymq.store.base.failpoints",

@@ -52,6 +52,7 @@ class AckQueue:
         #: Replication combines these
         self.waits_for_replicas = promise.waits_for_replicas
         silence_ms = REPLICATION_SILENCE_MS if self.waits_for_replicas else 0
+        self._silence_ms = silence_ms
         self.combiner = PutCombiner(
             promise,
             flush_timeout_ms=config.sync_flush_timeout_ms + silence_ms,
@@ -71,6 +72,13 @@ class AckQueue:
         self.combined_up_to = 0
         #: number of the last put that Replication has
         self.submitted_up_to = 0
+
+    def set_timeouts(self, config: StoreConfig) -> None:
+        """Use the timeouts of these options, also for the puts that wait."""
+        silence_ms = self._silence_ms
+        self.combiner.set_timeouts(
+            config.sync_flush_timeout_ms + silence_ms, config.slave_timeout_ms + silence_ms
+        )
 
     def add(self, put: AppendedPut) -> None:
         """Let the put wait."""
@@ -118,6 +126,8 @@ class PutAcks:
         `latency`: of puts whose promise was kept, guarded by `_submit_lock`.
         """
         self._log = parts.log
+        self._config = parts.config
+        self._options_version = parts.config.version
         self._supervisor = parts.supervisor
         self._appends = parts.supervisor.appends
         self._clock = parts.clock
@@ -255,6 +265,8 @@ class PutAcks:
         if not self.waiting or now_ms - self._ticked_ms >= TICK_MS:
             self._supervisor.tick()
             self._ticked_ms = now_ms
+            if self._options_version != self._config.version:
+                self._follow_options()
         if self._supervisor.poisoned is not None:
             self._log.health.poison(self._supervisor.poisoned)
             raise Unavailable(
@@ -263,6 +275,13 @@ class PutAcks:
                 status=PutStatus.SERVICE_NOT_AVAILABLE.value,
             )
         self._advance()
+
+    def _follow_options(self) -> None:
+        """Use the timeouts that have changed."""
+        self._options_version = self._config.version
+        with self._submit_lock:
+            for queue in self._queues.values():
+                queue.set_timeouts(self._config)
 
     def await_sync(self, ticket: PutTicket, acks: Acks, appender: Appender) -> None:
         """Answer the puts from this one on here, while no other put waits.

@@ -53,6 +53,7 @@ A shard that is being added does not answer those that are about all shards: des
     topics()                                                        {topic: {queues, shards, compacted?, schema?,
                                                                       allow_null_values?, former_queues?,
                                                                       all_queues?}}
+    config()                                                        {options: {option: {value, before?, at_ms?, by?}}}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged and cannot be mended
     replica_id()                                                    {replica}, between replicas: it can be called
     elect(frame, replica, endpoints)                                {frames}, between replicas: a message of elections
@@ -78,5 +79,7 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       is_published?}, or
                                                                       {previous: that of the batch to publish before}
     publish_rows(write_id, topic, queue_id, ranges, batch)          {rows, is_complete}
+    set_config(values, by)                                          {options: those that were named, as config has them;
+                                                                      shards: the joined}
     delete_expired_files()                                          {}
 """

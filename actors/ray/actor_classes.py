@@ -274,6 +274,7 @@ class CommitLogActor:
                 *("flush", "version", "joining"),
             ),
             "name": spec["cluster"],
+            "delay_levels": len(config.delay_levels_ms),
             "incarnation": self._incarnation,
             "pid": os.getpid(),
         }
@@ -408,6 +409,7 @@ class CommitLogActor:
             "token": spec["token"],
             "ca": spec["ca"],
             "placement": spec["placement"],
+            "delay_levels": len(_config(spec).delay_levels_ms),
         }
 
     def set_routes(self, routes: dict[str, str], replicas: dict[str, dict[str, str]]) -> None:

@@ -69,6 +69,7 @@ class Credentials(TypedDict):
     token: str
     ca: str | None
     placement: tuple[tuple[str, ...], ...] | None
+    delay_levels: int
 
 
 class ReadyFacts(TypedDict):

@@ -99,6 +99,8 @@ class CommitService(Service):
     def _commit(self, commit: CommitRealTime, *, at_once: bool) -> bool:
         """Commit once. Returns: whether anything was committed."""
         satellite = self._satellite
+        self._follow_options()
+        satellite.wakes_flush_real_time = not self._config.flush_commit_log_timed
         before, appended = commit.committed, satellite.appended
         if appended <= before:
             commit.commit_if_due(before)

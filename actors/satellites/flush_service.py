@@ -68,9 +68,9 @@ class FlushService(Service):
         return status
 
     def _serve_flush_real_time(self) -> GrantStatus:
-        """Sync periodically while the grant lasts, without wakeups.
+        """Sync periodically while the grant lasts, and at wakeups unless flushes are timed.
 
-        Source: FlushRealTimeService#run with flushCommitLogTimed.
+        Source: FlushRealTimeService#run.
         """
         satellite = self._satellite
         flusher = FlushRealTime(
@@ -83,9 +83,10 @@ class FlushService(Service):
         )
 
         while (status := satellite.grant_status()) is GrantStatus.GRANTED:
-            satellite.wait(min(flusher.wait_ms(), HEARTBEAT_PERIOD_MS))
+            self._follow_options()
+            woken = satellite.wait(min(flusher.wait_ms(), HEARTBEAT_PERIOD_MS))
             with satellite.blocking_call:
-                flusher.flush_if_due(satellite.committed)
+                flusher.flush_if_due(satellite.committed, woken=woken)
             satellite.publish_count(self._syncer.syncs)
 
         if status is not GrantStatus.FENCED:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from raymq.replication import log_sender
-from raymq.replication.log_sender import LogSender
+from raymq.replication.log_sender import LogSender, SenderLimits
 from raymq.replication.wire import encode
 from raymq.store.base.errors import Corrupt
 
@@ -57,6 +57,10 @@ class FollowerStream:
         self.frames = 0
         #: the damage of this log that stops the stream, a physical offset; None: none does
         self.damaged_at: int | None = None
+
+    def set_limits(self, limits: SenderLimits) -> None:
+        """Send by other limits from now on."""
+        self._sender.set_limits(limits)
 
     @property
     def replicated_end(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,8 @@ class Replicator(Service):
             while (status := satellite.grant_status()) is GrantStatus.GRANTED:
                 led = satellite.leadership
                 with self._lock:
+                    if self._follow_options():
+                        self._keep_to_options()
                     if led != self._led:
                         self._serve_epoch(led)
                     if led is None:
@@ -155,6 +158,14 @@ class Replicator(Service):
             with self._lock:
                 # The answers that arrive from now on are not taken.
                 self._led = None
+
+    def _keep_to_options(self) -> None:
+        """Use the options that have changed. Needs the lock."""
+        config = self._config
+        self._combiner.set_timeouts(config.sync_flush_timeout_ms, config.slave_timeout_ms)
+        self._limits = replace(self._limits, catch_up_bytes_per_s=config.catch_up_bytes_per_s)
+        for stream in self._streams:
+            stream.set_limits(self._limits)
 
     def _serve_epoch(self, led: Leadership | None) -> None:
         """Begin the streams of an epoch, or end those of the epoch before."""

@@ -110,6 +110,10 @@ class Satellite:
         self._slow_syncs = SlowCalls("a sync", logger, clock)
         self._stopping = threading.Event()
         self._attached = False
+        #: FlushRealTime flushes at wakeups, too
+        self.wakes_flush_real_time = False
+        #: of the options that `take_options` has returned last
+        self._options_version = -1
         #: `with` it around a call that may block for long
         self.blocking_call = BlockingCall(self)
         self._heartbeat_stop = threading.Event()
@@ -212,6 +216,14 @@ class Satellite:
         with self.blocking_call:
             self._stopping.wait(ms / 1000)
 
+    def take_options(self) -> dict[str, int] | None:
+        """The options that were changed while the store was open; None: as at the last call."""
+        version = self._control.options_version
+        if version == self._options_version:
+            return None
+        self._options_version = version
+        return self._control.changed_options()
+
     @property
     def appended(self) -> int:
         """Every byte below is in the log: in its files, or in the transient pool."""
@@ -306,6 +318,8 @@ class Satellite:
             elif role == "replication":
                 # It is idle while its replica follows.
                 needs_wakeup = self._control.leads
+            elif role == control_block.FLUSH_REAL_TIME and not self.wakes_flush_real_time:
+                needs_wakeup = False
             else:
                 needs_wakeup = self._control.roles[role].granted
             if needs_wakeup:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
+from raymq.store.config.running_config import RunningConfig
 from raymq.store.config.store_config import StoreConfig
 
 from .satellite import GrantStatus, Satellite
@@ -58,7 +59,8 @@ class Service(ABC):
     def __init__(
         self, replica_dir: str | Path, role: str, config: StoreConfig, files: Files | None = None
     ) -> None:
-        self._config = config
+        #: follows the options that change while the store is open
+        self._config = RunningConfig.of(config)
         self._clock = Clock()
         self._files = files or Files()
         #: closes the files of the service
@@ -92,6 +94,16 @@ class Service(ABC):
         with contextlib.closing(self._satellite), self._undo:
             status = self._satellite.await_grant()
             return self._work() if status is GrantStatus.GRANTED else EXIT_CODES[status]
+
+    def _follow_options(self) -> bool:
+        """Take changed options. Returns: whether one has another value now. Callers: `_work`, at each turn."""
+        changed = self._satellite.take_options()
+        if changed is None:
+            return False
+        timed = changed.get("flush_commit_log_timed")
+        if timed is not None:
+            changed["flush_commit_log_timed"] = bool(timed)
+        return self._config.follow(changed)
 
     def stop(self) -> None:
         """End the service soon, in order. Callers: any thread."""

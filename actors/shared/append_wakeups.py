@@ -21,7 +21,8 @@ other. Nothing is announced, and no sync is awaited, while no core has time to s
 less CPU without them then, and takes a fifth less time.
 
 The first worker is GroupCommit. With a transient pool it is CommitRealTime, which wakes GroupCommit after
-each commit. FlushRealTime works by its period and is never woken for an append, as in RocketMQ.
+each commit. FlushRealTime works by its period. Only if the option `flush_commit_log_timed` is off it is woken for
+appends, or with a transient pool for commits, as in RocketMQ.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Protocol
 
 from raymq.store.base.clock import Clock
 
-from .control_block import COMMIT_REAL_TIME, ControlBlock
+from .control_block import COMMIT_REAL_TIME, FLUSH_REAL_TIME, ControlBlock
 from .idle_cores import IdleCores
 
 ANNOUNCED_US = 500
@@ -79,8 +80,12 @@ class AppendNotifier:
         clock: Clock,
         cores: IdleCores,
         commit_least_bytes: int,
+        wakes_flush_real_time: bool = False,
     ) -> None:
-        """Args: `commit_least_bytes`: CommitRealTime is woken for this many uncommitted bytes."""
+        """Args: `commit_least_bytes`: CommitRealTime is woken for this many uncommitted bytes.
+
+        `wakes_flush_real_time`: it flushes at wakeups, too.
+        """
         self._control = control
         self._flusher = flusher
         self._clock = clock
@@ -88,17 +93,14 @@ class AppendNotifier:
         #: wakes one role. It is set when this CommitLog has its own wakeup socket
         self.wake: Callable[[str], None] = wake_none
 
-        #: woken for appends. Replication first, whose way is the longest
-        woken = sorted(roles, key=lambda role: role != "replication")
-        self._woken = tuple(role for role in woken if role != "flush_real_time")
+        self._roles = tuple(roles)
+        self.set_rules(
+            commit_least_bytes=commit_least_bytes, wakes_flush_real_time=wakes_flush_real_time
+        )
         #: works first on an announced append; empty: appends are not announced
         self._announced_to = "group_commit" if "group_commit" in roles else ""
-        #: uncommitted bytes below which no role is woken
-        self._least_bytes = 0
         if COMMIT_REAL_TIME in roles:
-            self._woken = (COMMIT_REAL_TIME,)
             self._announced_to = self._announced_to and COMMIT_REAL_TIME
-            self._least_bytes = commit_least_bytes
 
         #: when the last announcement woke an idle worker, and the end of the last announced append
         self._announced_s = -math.inf
@@ -112,6 +114,21 @@ class AppendNotifier:
         self.committed = 0
         #: the appended end in the control block
         self._published = 0
+
+    def set_rules(self, *, commit_least_bytes: int, wakes_flush_real_time: bool) -> None:
+        """Say which roles are woken for appends. Callers: any thread. Args: as of the constructor."""
+        pooled = COMMIT_REAL_TIME in self._roles
+        #: uncommitted bytes below which no role is woken
+        self._least_bytes = commit_least_bytes if pooled else 0
+        if pooled:
+            self._woken: tuple[str, ...] = (COMMIT_REAL_TIME,)
+            return
+        # Replication first, whose way is the longest.
+        woken = sorted(self._roles, key=lambda role: role != "replication")
+        #: woken for appends
+        self._woken = tuple(
+            role for role in woken if role != FLUSH_REAL_TIME or wakes_flush_real_time
+        )
 
     def begin(self, appended: int) -> None:
         """Begin a new log, which ends here and is in the files."""

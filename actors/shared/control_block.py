@@ -44,6 +44,9 @@ writing process. It is read and written only as an item of an aligned `memoryvie
       +2      when the follower acknowledged last, monotonic ms
       +3      1: the follower is complete
       +4      end up to which the follower's log equals this one, durably or not
+    224               CommitLog  grows with each change of the fields after it
+    225 + o           CommitLog  1 + the value of option o of SATELLITE_OPTIONS, if it was changed while the store was
+                                 open; 0: that with which the satellite was started
     384 + 32 * r      satellite  how long the syncs of role r took: counts and sum, see latency.py; written like +7
 
 A packed field is (tag & 0x7FFF) << 48 | value, so one 8-byte store changes tag and value. The tag is a fencing token or
@@ -62,6 +65,7 @@ docs/decisions/0010-x86-64-only.md.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -82,6 +86,7 @@ VERSION = 3
 ARCHITECTURES = ("x86_64",)
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
+FLUSH_REAL_TIME = "flush_real_time"
 
 
 class Role(NamedTuple):
@@ -96,12 +101,14 @@ class Role(NamedTuple):
 #: the order is the layout
 ROLES: dict[str, Role] = {
     "group_commit": Role("synced", (COMMIT_LOG, "replication")),
-    "flush_real_time": Role("synced", (COMMIT_LOG, "replication")),
+    FLUSH_REAL_TIME: Role("synced", (COMMIT_LOG, "replication")),
     "replication": Role("replicated", (COMMIT_LOG,)),
-    COMMIT_REAL_TIME: Role("committed", ("group_commit", COMMIT_LOG, "replication")),
+    COMMIT_REAL_TIME: Role(
+        "committed", ("group_commit", FLUSH_REAL_TIME, COMMIT_LOG, "replication")
+    ),
 }
 #: flush mode -> the role that syncs
-FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": "flush_real_time"}
+FLUSHERS: dict[Flush, str] = {"sync": "group_commit", "async": FLUSH_REAL_TIME}
 
 _MAGIC, _VERSION, _BOOT, _INCARNATION, _STATE, _LOG_GENERATION = range(6)
 _PID, _START_TIME, _HEARTBEAT, _HEARTBEAT_ON = range(6, 10)
@@ -109,6 +116,7 @@ _LED_EPOCH, _BEGUN_END, _PROCESS_INCARNATION, _LED_CONFIRMED = range(10, 14)
 _APPENDED, _APPENDING, _COMMIT_LOG_POLLS, _POOLED = range(16, 20)
 _FIRST_ROLE, _ROLE_FIELDS = 32, 32
 _FIRST_FOLLOWER, _FOLLOWER_FIELDS = 160, 8
+_OPTIONS_VERSION, _FIRST_OPTION = 224, 225
 _FIRST_LATENCY = 384
 _R_PID, _R_START_TIME, _R_INCARNATION, _R_HEARTBEAT, _R_SYNC_STARTED = range(5)
 _R_POSITION, _R_FAILURE, _R_SYNCS, _R_SLOW_SYNCS = range(5, 9)
@@ -116,6 +124,19 @@ _R_GRANT, _R_LAST_GRANTED, _R_BASE = 16, 17, 18
 _F_EPOCH, _F_DURABLE_END, _F_HEARD, _F_IS_COMPLETE, _F_MATCHED_END = range(5)
 #: most replicas of a shard
 REPLICAS_MAX = 8
+#: the options that satellites follow while they work. The order is the layout
+SATELLITE_OPTIONS = (
+    "flush_commit_log_timed",
+    "flush_interval_ms",
+    "flush_least_pages",
+    "flush_thorough_interval_ms",
+    "commit_interval_ms",
+    "commit_least_pages",
+    "commit_thorough_interval_ms",
+    "sync_flush_timeout_ms",
+    "slave_timeout_ms",
+    "catch_up_bytes_per_s",
+)
 
 #: of a packed field, whose value is an incarnation, an end or an errno
 VALUE_BITS = INCARNATION_BITS
@@ -449,6 +470,32 @@ class ControlBlock:
         words[_LOG_GENERATION] = generation
         words[_INCARNATION] = incarnation
         words[_STATE] = State.RUNNING
+
+    def publish_options(self, changed: Mapping[str, int]) -> None:
+        """Let the satellites follow options. Args: `changed`: those that were changed. Callers: CommitLog."""
+        words = self._words
+        found = [changed[name] + 1 if name in changed else 0 for name in SATELLITE_OPTIONS]
+        last = _FIRST_OPTION + len(found)
+        if words[_FIRST_OPTION:last].tolist() != found:
+            for number, value in enumerate(found):
+                words[_FIRST_OPTION + number] = value
+            # Last: a satellite that sees it sees the values.
+            words[_OPTIONS_VERSION] += 1
+
+    @property
+    def options_version(self) -> int:
+        """Grows after the options have changed."""
+        version: int = self._words[_OPTIONS_VERSION]
+        return version
+
+    def changed_options(self) -> dict[str, int]:
+        """The options that were changed while the store was open. Callers: a satellite, after it read the version."""
+        words = self._words
+        return {
+            name: words[_FIRST_OPTION + number] - 1
+            for number, name in enumerate(SATELLITE_OPTIONS)
+            if words[_FIRST_OPTION + number]
+        }
 
     def publish_leadership(self, led: Leadership | None) -> None:
         """Say which epoch this replica leads; None: it follows. Callers: CommitLog."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.actors.api.shard_api import Frames, PutTicket, SendFrame
+from raymq.actors.shared.control_block import SATELLITE_OPTIONS
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.shared.heartbeat import Heartbeat
 from raymq.actors.shared.maintenance import Maintenance
@@ -17,11 +18,12 @@ from raymq.store.base.errors import Corrupt, RayMQError, StoreDamaged
 from raymq.store.base.running_flags import BLOCKS_PUTS, FENCED
 from raymq.store.compaction.compaction_store import CompactionService
 from raymq.store.config.promise import awaits_commit
+from raymq.store.config.running_config import RunningConfig
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.flush import PAGE_BYTES
-from raymq.store.log.scrub import Scrub, scrub_of_log
+from raymq.store.log.scrub import Scrub, scrub_of_log, scrub_times_ms
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 
 from .addresses import ClusterAddresses
@@ -80,6 +82,7 @@ class ReplicaHost:
     ) -> None:
         """Open, recover and serve the store in `root`. Raises: as `MessageStore.open`, with nothing left open."""
         options.check(config)
+        config = RunningConfig.of(config)
         self.root = root
         self.config = config
         self.options = options
@@ -103,6 +106,7 @@ class ReplicaHost:
             files=options.files,
             witness_sync=self._witness_sync,
             commit_least_bytes=self._commit_least_bytes(),
+            wakes_flush_real_time=not config.flush_commit_log_timed,
         )
         self.heartbeat = Heartbeat(self.supervisor.control, files=options.files)
 
@@ -151,6 +155,20 @@ class ReplicaHost:
             follows=True,
         )
         self.log = self.store.log
+        self.store.on_options.append(self._follow_options)
+        # Also without changed options: those of an earlier process may be in the control block.
+        self._follow_options()
+
+    def _follow_options(self) -> None:
+        """Let the satellites, and the wakeups for them, follow the options that have changed."""
+        config, supervisor = self.config, self.supervisor
+        supervisor.control.publish_options(
+            {name: config.changed[name] for name in SATELLITE_OPTIONS if name in config.changed}
+        )
+        supervisor.appends.set_rules(
+            commit_least_bytes=self._commit_least_bytes(),
+            wakes_flush_real_time=not config.flush_commit_log_timed,
+        )
 
     def set_store_host(self, ip: str, port: int) -> None:
         """Name the address under which this replica serves clients in the records that it writes from now on."""
@@ -269,6 +287,11 @@ class ReplicaHost:
             now_ms=self.clock.monotonic_ms(),
         )
         self.scrub = scrub_of_log(self.log, on_fault=self._note_scrub_fault)
+        store.on_options.append(self._retime_scrub)
+
+    def _retime_scrub(self) -> None:
+        """Let the scrub read all within the retention, which may be another one now."""
+        self.scrub.pause_ms, self.scrub.pass_ms = scrub_times_ms(self.config)
 
     def _upkeep(self) -> None:
         self.store.checkpoint_service.run_once()

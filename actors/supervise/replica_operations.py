@@ -10,7 +10,9 @@ from raymq.actors.api.operations import integer, operation
 from raymq.actors.protocol.log_units import pack_sound_bytes
 from raymq.replication.wire import PROBE_LIMIT
 from raymq.store.base.errors import Unavailable
+from raymq.store.config.store_config import IN_CLUSTER
 from raymq.store.log.mending.sound_bytes import find_match, read_sound_bytes
+from raymq.store.put.option_records import option_facts
 
 from .addresses import ClusterAddresses
 from .replica_parts import ReplicaParts
@@ -77,6 +79,11 @@ def topics(replica: ReplicaScope) -> dict[str, object]:
     """The topics that readers see."""
     found = replica.parts.store.state.confirmed_topics(replica.roles.role.visible_end)
     return {topic.name: topic.shown() for topic in found}
+
+
+def config(replica: ReplicaScope) -> dict[str, object]:
+    """The options that a cluster takes, as they are here, with what operators have set."""
+    return {"options": option_facts(replica.parts.store, IN_CLUSTER)}
 
 
 def check_record(
@@ -172,6 +179,7 @@ OPERATIONS = {
     "routes": operation(routes),
     "replicas": operation(replicas),
     "topics": operation(topics),
+    "config": operation(config),
     "check_record": operation(check_record, topic=check_name, queue_id=integer(), offset=integer()),
     "replica_id": operation(replica_id),
     "elect": operation(elect, frame=_frame, replica=integer(), endpoints=_endpoints),

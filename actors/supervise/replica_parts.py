@@ -11,7 +11,7 @@ from raymq.actors.shared.heartbeat import Heartbeat
 from raymq.actors.shared.maintenance import Maintenance
 from raymq.store.base.clock import Clock
 from raymq.store.compaction.compaction_store import CompactionService
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.running_config import RunningConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.scrub import Scrub
@@ -32,7 +32,7 @@ class ReplicaParts:
 
     #: the directory of the store
     root: Path
-    config: StoreConfig
+    config: RunningConfig
     clock: Clock
     options: ReplicaOptions
     identity: ReplicaIdentity

@@ -82,12 +82,13 @@ class Supervisor:
         files: Files,
         witness_sync: Callable[[], int],
         commit_least_bytes: int = 0,
+        wakes_flush_real_time: bool = False,
     ) -> None:
         """Maps the shared files and changes nothing in them: another CommitLog may still be alive.
 
         Args: `roles`: the satellites of this replica's mode, see control_block.ROLES. `witness_sync`: syncs the log
-        through the witness descriptors, returns the synced end, raises OSError. `commit_least_bytes`: CommitRealTime
-        is woken for this many uncommitted bytes.
+        through the witness descriptors, returns the synced end, raises OSError. `commit_least_bytes`,
+        `wakes_flush_real_time`: as of AppendNotifier.
         """
         for role in roles:
             if role not in control_block.ROLES:
@@ -130,6 +131,7 @@ class Supervisor:
             clock=clock,
             cores=IdleCores(clock=clock, files=files),
             commit_least_bytes=commit_least_bytes,
+            wakes_flush_real_time=wakes_flush_real_time,
         )
 
         self._boot = files.boot_id_hash()

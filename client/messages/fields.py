@@ -312,7 +312,7 @@ FIELDS = (
         "int",
         "RocketMQ's delay level in the place of a time: 1 s at level 1 to 2 h at level 18",
         f"property `{DELAY}`",
-        limits="1 to 18; higher ones count as 18",
+        limits="1 to 18, or as many as the first start of the cluster has chosen; higher ones count as the highest",
         properties=(DELAY,),
         is_read=False,
         json=_COUNT,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 from raymq.store.records.properties import DELAY, WAIT, encode
 from raymq.store.records.record import MORE_SCHEMA
 
@@ -26,8 +26,6 @@ WAITS_NOT = encode({WAIT: "false"})
 #: column of `send_batch` -> that of MORE_SCHEMA
 _COLUMNS = {BY_NAME[field.name].column_name: field for field in MORE_SCHEMA}
 _INT32_MAX = 2**31 - 1
-#: of a cluster's shards: no option of a cluster changes it
-DELAY_LEVELS = len(StoreConfig().delay_levels_ms)
 
 
 def head_of(flag: int, sys_flag: int, born_host: str | None) -> Head | None:
@@ -62,9 +60,12 @@ def host_bytes(text: object, **row: int) -> bytes:
         ) from None
 
 
-def delay_level_of(level: object) -> int:
-    """The delay level of a message; those above the highest one are the highest, as in RocketMQ. Raises: Rejected."""
-    return min(_int_of("delay_level", level, 0, _INT32_MAX), DELAY_LEVELS)
+def delay_level_of(level: object, levels: int = DEFAULT_LEVEL_COUNT) -> int:
+    """The delay level of a message; those above the highest one are the highest, as in RocketMQ.
+
+    Args: `levels`: how many the cluster has. Raises: Rejected.
+    """
+    return min(_int_of("delay_level", level, 0, _INT32_MAX), levels)
 
 
 def delay_property(level: int) -> bytes:

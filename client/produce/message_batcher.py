@@ -90,7 +90,7 @@ class MessageBatcher:
         self._forks = forks.count
         self.config = self.batch_sender.config
         self._batch_bytes = self.config.batch_bytes
-        self.encoder = MessageEncoder(self.config, self._clock)
+        self.encoder = MessageEncoder(self.config, self._clock, delay_levels=cluster.delay_levels)
         self.limiter = self.batch_sender.limiter
         self._linger_s = self.config.linger_ms / 1000
         #: batches under way that a message does not wait for

@@ -23,6 +23,7 @@ from raymq.client.messages.record_head import (
 )
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
+from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 from raymq.store.config.promise import Acks
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import check_deliver_at, out_time_ms
@@ -64,13 +65,16 @@ class EncodedMessage:
 class MessageEncoder:
     """Encodes with the codec and limits of a producer. Threads: any."""
 
-    def __init__(self, config: ProducerConfig, clock: Clock) -> None:
-        """Raises: Rejected for an unknown codec."""
+    def __init__(
+        self, config: ProducerConfig, clock: Clock, *, delay_levels: int = DEFAULT_LEVEL_COUNT
+    ) -> None:
+        """Args: `delay_levels`: how many the cluster has. Raises: Rejected for an unknown codec."""
         self._codec = codec(config.codec)
         self._is_raw = self._codec.name == "bytes"
         self._raw = codec("bytes")
         self._acks = config.acks
         self._max_message_bytes = config.max_message_bytes
+        self._delay_levels = delay_levels
         self._clock = clock
 
     def encode(
@@ -138,7 +142,7 @@ class MessageEncoder:
             if wait_store_ok is not True:
                 _wait_not(made, wait_store_ok, acks)
             if delay_level != 0:
-                _delay(made, delay_level, deliver_at_ms)
+                _delay(made, delay_level, deliver_at_ms, self._delay_levels)
             made.head = head_of(flag, sys_flag, born_host)
         return made
 
@@ -148,9 +152,7 @@ class MessageEncoder:
         if size > limit:
             advice = "split it, compress it, or store it elsewhere and send its place"
             if size <= most:
-                advice += (
-                    f"; or raise max_message_bytes of the producer. A cluster takes {most} bytes"
-                )
+                advice += f"; or raise max_message_bytes of the producer. A cluster takes {most} bytes by default"
             raise Rejected(
                 f"the body has {size} bytes, the limit is {limit}: {advice}",
                 field="body",
@@ -186,8 +188,10 @@ def _wait_not(message: EncodedMessage, wait_store_ok: object, acks: Acks | None)
     check_properties_size(message.properties, message.tag, "key, tag and properties")
 
 
-def _delay(message: EncodedMessage, delay_level: int, deliver_at_ms: int | None) -> None:
-    """Give a message a delay level. Raises: Rejected, also if it has a delivery time."""
+def _delay(
+    message: EncodedMessage, delay_level: int, deliver_at_ms: int | None, levels: int
+) -> None:
+    """Give a message a delay level. Args: `levels`: of the cluster. Raises: Rejected, also with a delivery time."""
     if deliver_at_ms is not None:
         raise Rejected(
             f"the message has delay_level {delay_level!r} and deliver_at_ms; give one of them",
@@ -195,7 +199,7 @@ def _delay(message: EncodedMessage, delay_level: int, deliver_at_ms: int | None)
             limit="without deliver_at_ms",
             found=delay_level,
         )
-    message.delay_level = delay_level_of(delay_level)
+    message.delay_level = delay_level_of(delay_level, levels)
     message.later = delay_property(message.delay_level)
     message.size += len(message.later) + len(message.topic) + REAL_BYTES
 

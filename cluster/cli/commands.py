@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.actors.protocol.tls import url_of
+from raymq.cluster.record.store_options import parse_config
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 
@@ -33,6 +34,7 @@ _NOT_OF_START = ("command", "run", "json", "data_dir")
 def start(options: argparse.Namespace, console: Console) -> int:
     """raymq start DIR"""
     given = {name: value for name, value in vars(options).items() if name not in _NOT_OF_START}
+    given["config"] = parse_config(given["config"]) or None
     cluster = console.lifecycle.start(options.data_dir, progress=console.note, **given)
     endpoints = [cluster.endpoints[shard] for shard in sorted(cluster.endpoints)]
     facts = {

@@ -11,7 +11,8 @@ A line that begins with a dot is printed after the options.
     --name>field VALUE  the command finds the value as `field`
 
 Braces after a value say more of it: `>=4` is a whole number of at least 4 (`N` alone: at least 1), and there are
-`decimal`, `labels`, `start` and `stop` (offsets), `repeated`, `required` and `default 4`. A default that the help does
+`decimal`, `labels`, `start` and `stop` (offsets), `repeated`, `several` (of an argument), `required` and `default 4`. A
+default that the help does
 not name is added to it.
 """
 
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 from raymq.store.config.promise import ACKS, FLUSHES
 
-from . import commands, message_commands, shard_commands, store_commands
+from . import commands, config_commands, message_commands, shard_commands, store_commands
 from .console import Console
 
 #: a command: it returns its exit code
@@ -43,6 +44,9 @@ RUNS: dict[str, RunCommand] = {
     "shard recover": shard_commands.shard_recover,
     "shard restart-all": shard_commands.RESTART_ALL,
     "shard drain-node": shard_commands.DRAIN_NODE,
+    "config list": config_commands.config_list,
+    "config get": config_commands.config_get,
+    "config set": config_commands.config_set,
     "topic list": commands.TOPIC_LIST,
     "topic create": commands.topic_create,
     "topic add-queues": commands.ADD_QUEUES,
@@ -133,6 +137,8 @@ start  create or resume the cluster of a data directory
         (default: as at the last start, at first 168)
     --catch-up-bytes-per-s BYTES{>=0}  bytes per second to a follower that catches up while others keep up
         (default: as at the last start, at first 0: no limit)
+    --config NAME=VALUE{repeated}  another option of the stores, such as flush_interval_ms=200 (default: as at the last
+        start, at first those of docs/reference/configuration.md); may be repeated
     --[no-]transient-pool  append through shared memory, 128 MiB of /dev/shm per shard (default: as at the last
         start, at first off)
     --address HOST:PORT  the Ray to run in (default: the variable RAY_ADDRESS, else a Ray of its own)
@@ -195,6 +201,16 @@ shard drain-node  = drain_node
     @json @cluster
     node NODE  the node, as its label `raymq-node`
     --timeout-s N{default 120}  seconds until the node must lead nothing
+config *  options of the stores: their values, and changes while the cluster runs
+config list  every option, its value, its default, and the last change
+    @json @cluster
+    --changed  only those that have another value than the default, or that were set while the cluster ran
+config get  the value of one option
+    @json @cluster
+    name NAME  name of the option, as in docs/reference/configuration.md
+config set  = set_config
+    @json @cluster
+    values NAME=VALUE{several}  an option that may change while the cluster runs, and its new value
 topic *  list, create and describe topics
 topic list  all topics
     @json @cluster
@@ -393,6 +409,8 @@ def _value(value: str, more: list[str], text: str) -> dict[str, object]:
             default = each.removeprefix("default ")
             given["default"] = given.get("type", str)(default)
             text += "" if "default" in text else f" (default: {default})"
+        elif each == "several":
+            given["nargs"] = "+"
         elif each == "repeated":
             given |= {"action": "append", "default": []}
         elif each == "required":

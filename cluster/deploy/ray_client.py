@@ -13,6 +13,7 @@ from raymq.client.handle import ClusterHandle
 from raymq.client.transport.actor_names import actor_name
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 
 from . import actor_states
 
@@ -93,6 +94,7 @@ def handle_of(ray: ModuleType, name: str) -> ClusterHandle:
         ca=ca.encode() if ca else None,
         placement=facts.get("placement"),
         replicas=int(facts.get("replicas", 1)),
+        delay_levels=int(facts.get("delay_levels", DEFAULT_LEVEL_COUNT)),
     )
 
 

@@ -7,7 +7,8 @@ Each step is repeated safely, so that the same call, or the next start, complete
     2. Their actors are made, and elect. Such a shard answers no question about all shards: it is *joining*.
     3. cluster.json says that their stores exist: from now on a missing one is a lost one. No client has used one yet.
     4. Every replica learns where they listen.
-    5. Every shard notes in its log that topics may be on them, and they get every topic.
+    5. Every shard notes in its log that topics may be on them, and they get every topic, and the options of the stores
+       that were set while the cluster ran.
     6. Every old shard notes in its log that they count: from now on each answer to `create_topic` says so, and its
        caller creates the topic on them, too. They get the topics that were created until then.
     7. They note it in their own logs, and are joining no more. cluster.json says so.
@@ -18,7 +19,7 @@ its caller knows. The notes are in the logs because an actor keeps the number of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from .context import OperationCall, Row
+from .set_config import missing_options, operator_name
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
@@ -188,8 +190,10 @@ def join(
     old, added = range(record.joined), range(record.joined, record.shards)
     topics = {shard: calls.note(shard, record.joined) for shard in (*old, *added)}
     calls.copy(topics)
+    calls.copy_options(added)
     topics |= {shard: calls.note(shard, record.shards) for shard in old}
     calls.copy(topics)
+    calls.copy_options(added)
     for shard in added:
         calls.note(shard, record.shards)
 
@@ -243,6 +247,19 @@ class _Calls:
                     arguments["are_hidden"] = bool(facts["hidden_queues"])
                     self._call(shard, "add_queues", {"name": name, **arguments})
                 have[name] = facts
+
+    def copy_options(self, added: Iterable[int]) -> None:
+        """Set the options of the stores on new shards as the first shard has them."""
+        for shard in added:
+            # Again until they agree: an operator may set another value at the same time. The first shard is asked
+            # last, because that is where each change begins.
+            while True:
+                target = self._call(shard, "config", {})["options"]
+                source = self._call(0, "config", {})["options"]
+                values = missing_options(source, target)
+                if not values:
+                    break
+                self._call(shard, "set_config", {"values": values, "by": operator_name()})
 
     def _call(self, shard: int, op: str, arguments: Mapping[str, object]) -> dict[str, Any]:
         answer, _ = repeat_unknown(lambda: self._routes.call(shard, op, arguments), self._clock)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from raymq.actors.shared.control_block import FLUSHERS
@@ -23,6 +23,7 @@ from raymq.store.config.store_config import StoreConfig
 
 from .paths import ClusterPaths, check_may_read, check_name, home_dirs
 from .placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
+from .store_options import TAKEN, check_config
 
 _Value = TypeVar("_Value")
 
@@ -89,6 +90,8 @@ class ClusterRecord:
     producer_expiry_hours: float = StoreConfig.producer_expiry_hours
     #: bytes per second to a follower that catches up; 0: no limit. A later start may change it
     catch_up_bytes_per_s: int = StoreConfig.catch_up_bytes_per_s
+    #: further options of the stores that were given, with their values; the others have their defaults
+    config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def has_one_replica(self) -> bool:
@@ -268,10 +271,14 @@ class StartOptions:
     file_reserved_hours: float | None = None
     producer_expiry_hours: float | None = None
     catch_up_bytes_per_s: int | None = None
+    #: further options of the stores, by name
+    config: Mapping[str, Any] | None = None
 
     def given(self) -> dict[str, Any]:
-        """The options that are not None, as fields of ClusterRecord."""
+        """The options that are not None, as fields of ClusterRecord. Raises: Rejected for those of `config`."""
         options = {name: value for name, value in vars(self).items() if value is not None}
+        if "config" in options:
+            options["config"] = check_config(options["config"])
         if "nodes" in options:
             options["nodes"] = tuple(options["nodes"])
         return options
@@ -286,6 +293,7 @@ def store_config(record: ClusterRecord) -> StoreConfig:
         file_reserved_hours=record.file_reserved_hours,
         producer_expiry_hours=record.producer_expiry_hours,
         catch_up_bytes_per_s=record.catch_up_bytes_per_s,
+        **record.config,
     )
 
 
@@ -313,8 +321,8 @@ def new_record(wanted: StartOptions, *, ephemeral: bool = False) -> ClusterRecor
 def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
-    A later start may change flush, host, tls, insecure, transient_pool, file_reserved_hours, producer_expiry_hours and
-    catch_up_bytes_per_s. It ends each drain.
+    A later start may change flush, host, tls, insecure, transient_pool, file_reserved_hours, producer_expiry_hours,
+    catch_up_bytes_per_s, and most options of config. It ends each drain.
     Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()
@@ -325,16 +333,30 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
             # Shards, or replicas on further nodes, were added since.
             continue
         if value != kept:
-            way = _OPERATIONS.get(option, "leave the option out, or use another data directory")
-            message = (
-                f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which a start cannot "
-                f"change: {way}"
-            )
-            raise Rejected(message, field=option, limit=kept)
+            raise _unchangeable(option, value, kept)
+
+    config = changes.pop("config", {})
+    for name, value in config.items():
+        kept = stored.config.get(name, TAKEN[name].default)
+        if TAKEN[name].changes == "first start" and value != kept:
+            raise _unchangeable(name, value, kept)
+    changes["config"] = {**stored.config, **config}
+
     changes["insecure"] |= stored.insecure
     record = replace(stored, drained_nodes=(), **changes)
     _check_options(record)
     return record
+
+
+def _unchangeable(option: str, value: object, kept: object) -> Rejected:
+    way = _OPERATIONS.get(option, "leave the option out, or use another data directory")
+    return Rejected(
+        f"{option}={value!r}, but this data directory was made with {option}={kept!r}, which a start cannot "
+        f"change: {way}",
+        field=option,
+        limit=kept,
+        found=value,
+    )
 
 
 def _check_options(record: ClusterRecord) -> None:
@@ -397,6 +419,15 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
             body["first_nodes"] = tuple(body["first_nodes"])
         body["unclean_recoveries"] = tuple(body.get("unclean_recoveries", ()))
         body["drained_nodes"] = tuple(body.get("drained_nodes", ()))
+        unknown = sorted(set(body.get("config", {})) - set(TAKEN))
+        if unknown:
+            raise Corrupt(
+                f"{paths.cluster} names options that this version does not have: {', '.join(unknown)}. Use the RayMQ "
+                "version that wrote it, or a newer one",
+                path=str(paths.cluster),
+                rule="config",
+                found=unknown,
+            )
         return ClusterRecord(**body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{paths.cluster} is damaged ({error}); the messages are in shard-*/ and are not touched"

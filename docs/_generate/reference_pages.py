@@ -10,7 +10,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,11 @@ from raymq.client.messages.fields import FIELDS
 from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.main import build_parser
 from raymq.cluster.record.cluster_record import StartOptions, new_record, resume_record
+from raymq.cluster.record.rocketmq_options import NOT_TAKEN
+from raymq.cluster.record.store_options import KEYWORDS
 from raymq.store.base.errors import Rejected
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.option import Option as StoreOption
+from raymq.store.config.store_config import IN_CLUSTER, OPTIONS, WHILE_RUNNING, StoreConfig
 
 USAGE_WIDTH = 76
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -118,7 +121,8 @@ def usage(command: Command) -> str:
             parts.append(f"[{action.option_strings[0 if switch else -1]}{_value(action)}]")
         else:
             name = str(action.metavar or action.dest)
-            parts.append(f"[{name}]" if action.nargs == "?" else name)
+            shown = {"?": f"[{name}]", "+": f"{name} ..."}
+            parts.append(shown.get(str(action.nargs), name))
     joined = [part.replace(" ", "\0") for part in parts]
     indent = " " * (len(command.words) + 1)
     wrapped = textwrap.wrap(
@@ -150,8 +154,8 @@ def _value(action: argparse.Action) -> str:
 #: options of a store by subject; options that stand nowhere here are listed at the end
 GROUPS = {
     "Flush and replication": (
-        "flush sync_flush_timeout_ms slave_timeout_ms flush_interval_ms flush_least_pages "
-        "flush_thorough_interval_ms catch_up_bytes_per_s"
+        "flush sync_flush_timeout_ms slave_timeout_ms flush_commit_log_timed flush_interval_ms "
+        "flush_least_pages flush_thorough_interval_ms catch_up_bytes_per_s"
     ),
     "Commit log": (
         "segment_size_bytes max_message_bytes prewrite_window_bytes snapshot_interval_bytes "
@@ -214,10 +218,6 @@ VARIABLES = {
     "JAVA_HOME": "the Java 17 that Spark uses",
 }
 
-_ROCKETMQ = re.compile(
-    r"\s*\(([a-z]+[A-Z][\w.]*(?:, [a-z]+[A-Z]\w*)*)((?:, there [^()]*)| as a list|, fixed)?\)"
-)
-
 
 class Option(NamedTuple):
     """One option as the page shows it."""
@@ -232,28 +232,46 @@ class Option(NamedTuple):
     given: str = ""
     #: when another value takes effect
     changes: str = ""
+    #: the values that it may have
+    range: str = ""
 
 
 def store_options() -> list[Option]:
     """Every field of StoreConfig."""
-    texts, starts = joined(field_comments(StoreConfig)), start_parameters()
-    found = []
-    for field in fields(StoreConfig):
-        text = texts[field.name]
-        rocketmq = _ROCKETMQ.search(text)
-        own = field.name in starts
-        found.append(
-            Option(
-                field.name,
-                _ROCKETMQ.sub("", text),
-                unit_of(field.name, str(field.type)),
-                show(field.name, field.default if field.default is not MISSING else None),
-                rocketmq[1] if rocketmq else "",
-                _given(field.name) if own else "embedded only",
-                changes(field.name) if own else "each time the store is opened",
-            )
+    texts = joined(field_comments(StoreConfig))
+    return [
+        Option(
+            each.name,
+            texts[each.name],
+            unit_of(each.name, each.kind),
+            show(each.name, each.default),
+            each.rocketmq,
+            _given(each.name)
+            if each.changes is not None
+            else f"embedded only: {each.not_in_cluster}",
+            CHANGES.get(each.changes or "", ""),
+            range_of(each),
         )
-    return found
+        for each in OPTIONS.values()
+    ]
+
+
+#: when another value of an option of a store holds in a cluster
+CHANGES = {
+    "first start": "decided at the first start",
+    "each start": "each start may change it",
+    "while running": "may change while the cluster runs",
+}
+
+
+def range_of(option: StoreOption) -> str:
+    """The range of a number, with that in a cluster if it is another one."""
+    if not option.is_number:
+        return ""
+    text = option.range_text()
+    if option.most_in_cluster is not None:
+        return f"{text}, in a cluster {option.range_text(in_cluster=True)}"
+    return text
 
 
 def joined(texts: dict[str, str]) -> dict[str, str]:
@@ -263,12 +281,6 @@ def joined(texts: dict[str, str]) -> dict[str, str]:
         found[name] = f"see `{before}`: {text.strip('.')}" if text.startswith("...") else text
         before = name
     return found
-
-
-def start_parameters() -> dict[str, inspect.Parameter]:
-    """The options of `raymq.start`."""
-    parameters = inspect.signature(raymq.start).parameters
-    return {name: each for name, each in parameters.items() if name not in NO_OPTIONS - {"name"}}
 
 
 def start_flags() -> dict[str, str]:
@@ -293,11 +305,14 @@ _OTHER: dict[str, Any] = {
     "producer_expiry_hours": 1.0,
     "catch_up_bytes_per_s": 1,
     "insecure": True,
+    "config": {"flush_interval_ms": 1},
 }
 
 
 def changes(name: str) -> str:
     """When another value of an option of `start` takes effect: the code that resumes a cluster is asked."""
+    if name in WHILE_RUNNING:
+        return CHANGES["while running"]
     if name == "ephemeral":
         return "kept once it was given"
     if name not in _OTHER:
@@ -356,16 +371,20 @@ def documented(function: Callable[..., Any]) -> dict[str, str]:
 def configuration_page() -> str:
     """docs/reference/configuration.md."""
     store = store_options()
-    embedded = sum(option.given == "embedded only" for option in store)
     lines = [
         "# Configuration",
         "",
         "Generated from the code by `docs/_generate/reference_pages.py`.",
         "",
-        f"A cluster takes {len(store) - embedded} of the {len(store)} options of a store, as keywords of "
-        "`raymq.start` or flags of `raymq start`. The cluster keeps them in `cluster.json`. "
-        f"The other {embedded} have RocketMQ's defaults in a cluster. Programs that "
-        "[embed the store](store.md) set all of them. No option changes while a store is open.",
+        f"A cluster takes {len(IN_CLUSTER)} of the {len(store)} options of a store, and says of each other one why "
+        f"not. {len(KEYWORDS)} of them are keywords of `raymq.start` and flags of `raymq start`. The others are given "
+        'together, as `raymq.start(config={"flush_interval_ms": 200})` or '
+        "`raymq start --config flush_interval_ms=200`. The cluster keeps in `cluster.json` what was given. What was "
+        "never given has its default. Programs that [embed the store](store.md) set all of them.",
+        "",
+        "A name or value that a cluster does not take is refused before anything starts. "
+        f"{sum(each.changes == 'while running' for each in OPTIONS.values())} options may change while a cluster runs: "
+        "[options of the store](../operating/options.md).",
         "",
         "## Starting a cluster",
         "",
@@ -374,7 +393,7 @@ def configuration_page() -> str:
     ]
     flags = start_flags()
     record = new_record(StartOptions())
-    for option in signature_options(raymq.start, keep=("name",)):
+    for option in signature_options(raymq.start, keep=("name", "config")):
         if hasattr(record, option.name):
             option = option._replace(default=show(option.name, getattr(record, option.name)))
         flag = f"flag `{flags[option.name]}`" if option.name in flags else "no flag"
@@ -405,15 +424,26 @@ def configuration_page() -> str:
         "## Store",
         "",
         "The fields of `raymq.store.StoreConfig`. *Embedded only*: a program that embeds the store "
-        "sets the option, a cluster has the default. The options that name the size of a file must be those "
-        "with which the files were made.",
+        "sets the option, a cluster has the default. An embedded store takes other values each time it is opened. But "
+        "the options that name the size of a file must be those with which the files were made.",
         "",
     ]
     for title, options in grouped(store).items():
         lines += [f"### {title}", ""]
         for option in options:
-            lines += definition(option, option.given, option.changes)
+            lines += definition(option, option.range, option.given, option.changes)
     lines += [
+        "## RocketMQ's other options",
+        "",
+        "Options of RocketMQ's `MessageStoreConfig` that RayMQ does not have.",
+        "",
+        "| options | why not |",
+        "|---|---|",
+        *(
+            f"| {', '.join(f'`{name}`' for name in names)} | {_cell(_sentence(reason))} |"
+            for reason, names in reasons().items()
+        ),
+        "",
         "## Environment",
         "",
         "For the variables of TLS see [security](../operating/security.md#tls).",
@@ -422,6 +452,14 @@ def configuration_page() -> str:
     for name, text in VARIABLES.items():
         lines += [f"`{name}`", f":   {_sentence(text)}", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def reasons() -> dict[str, list[str]]:
+    """The reason -> RocketMQ's options that RayMQ does not have for it."""
+    found: dict[str, list[str]] = {}
+    for name, reason in NOT_TAKEN.items():
+        found.setdefault(reason, []).append(name)
+    return found
 
 
 def grouped(options: list[Option]) -> dict[str, list[Option]]:
@@ -492,8 +530,9 @@ def show(name: str, value: Any) -> str:
 
 
 def _given(name: str) -> str:
-    flag = start_flags().get(name)
-    return f"`start({name}=)`" + (f", flag `{flag}`" if flag else "")
+    if name not in KEYWORDS:
+        return "`start(config=)`, flag `--config`"
+    return f"`start({name}=)`, flag `{start_flags()[name]}`"
 
 
 def _sentence(text: str) -> str:

@@ -33,3 +33,5 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 
 DEFAULT_LEVELS_MS = parse_levels(DEFAULT_LEVELS)
+#: how many there are, unless an option says others
+DEFAULT_LEVEL_COUNT = len(DEFAULT_LEVELS_MS)

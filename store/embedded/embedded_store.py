@@ -121,7 +121,9 @@ class EmbeddedStore:
         #: no receipt waits for the flush thread
         self._acknowledged_at_once = self._promise.waits_for_nothing
         self._group_commit = GroupCommit(self._syncer, synced=log.synced)
-        self._flush_real_time = FlushRealTime(self._syncer, log.clock, config, synced=log.synced)
+        self._flush_real_time = FlushRealTime(
+            self._syncer, log.clock, log.config, synced=log.synced
+        )
 
         self._changed = threading.Condition()
         self._dispatch_lock = threading.Lock()
@@ -325,9 +327,11 @@ class EmbeddedStore:
                 self._advance()
 
         log = self.store.log
-        flush = self._group_commit.flush if self._sync_flush else self._flush_real_time.flush_if_due
         try:
-            synced = flush(log.end)
+            if self._sync_flush:
+                synced = self._group_commit.flush(log.end)
+            else:
+                synced = self._flush_real_time.flush_if_due(log.end, woken=not idle)
         except FlushFailed:
             raise
         except (OSError, Unavailable):

@@ -141,6 +141,7 @@ class FollowedLog:
             self._log.check_epoch(epoch)
             self._log.begin_at(start, chain_value)
             self._state.clear()
+            self._state.on_options()
             self._applier = StateApplier(self._log, self._state)
             self._reput.dispatched = self.applied = start
             self._awaits_snapshot = start > 0
@@ -167,6 +168,8 @@ class FollowedLog:
         self._applier = StateApplier(log, self._state)
         self.applied = next(snapshot_starts(log, log.end), log.start)
         self._apply_to_end()
+        # The record of an option may be cut off.
+        self._state.on_options()
 
     def _apply_to_end(self) -> None:
         """Apply the records that are not in the state. Needs the put lock."""

@@ -28,6 +28,7 @@ from raymq.store.base.format import (
 from raymq.store.base.running_flags import RunningFlags
 from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.compaction.get_compacted import get_compacted
+from raymq.store.config.delay_levels import DEFAULT_LEVELS
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
 from raymq.store.delay.delay_hook import DelayHook, LevelGuard
@@ -37,9 +38,10 @@ from raymq.store.index.query import Query
 from raymq.store.log.believed_clock import BelievedClock
 from raymq.store.log.clean import CleanService, Derived
 from raymq.store.log.commit_log import CommitLog
-from raymq.store.log.control_files.meta import CHAIN_BEGIN, QUEUES_DOUBTFUL
+from raymq.store.log.control_files.meta import CHAIN_BEGIN, DELAY_LEVELS, QUEUES_DOUBTFUL
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.inner_put import InnerPut
+from raymq.store.put.option_records import OptionRecords
 from raymq.store.put.put_hooks import PutHook, TopicGuard
 from raymq.store.put.put_lock import PutLock
 from raymq.store.put.put_path import PutPath
@@ -99,6 +101,9 @@ class MessageStore:
             limit_option=log.config.producer_limit_option,
         )
         self.state = ShardState(producers)
+        self.state.on_options = self._follow_options
+        #: called with the put lock when options have changed
+        self.on_options: list[Callable[[], None]] = []
 
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
         self.reader = QueueReader(log, self.consume_queues, self.state)
@@ -134,6 +139,8 @@ class MessageStore:
         self.snapshots, self.put_path, self.inner_put, self._first_put = self._make_put_parts()
         #: creates and changes topics
         self.topics = TopicRecords(log, self.state, self.inner_put)
+        #: sets options
+        self.options = OptionRecords(log, self.inner_put)
 
         #: the writing side while another replica leads; None: this one appends
         self.followed: FollowedLog | None = None
@@ -262,6 +269,7 @@ class MessageStore:
             snapshots=self.snapshots,
             follows=follows,
         ).run()
+
         self.reput.dispatched = found.dispatched
         self.reput.other_places = found.other_places
         self._queues_exact = found.queues_exact
@@ -270,8 +278,23 @@ class MessageStore:
         self._last_bundle = found.bundle
         self.topics.note_opened()
         BelievedClock(self.log).begin(self.state.store_time_ms)
+        self._note_delay_levels()
         self._recover_index()
         self.compaction.load()
+
+    def _follow_options(self) -> None:
+        """Let the options be those with which the store was opened, and those that records of the log have set."""
+        config = self.config
+        if config.follow(self.state.changed_options()):
+            self.state.producers.set_expiry_ms(int(config.producer_expiry_hours * 3_600_000))
+            self.log.allocator.set_warm(config.warm_mapped_file)
+            for call in self.on_options:
+                call()
+
+    def _note_delay_levels(self) -> None:
+        levels, meta = self.config.message_delay_level, self.log.meta
+        if levels != (meta.get(DELAY_LEVELS) or DEFAULT_LEVELS):
+            meta.update({DELAY_LEVELS: levels})
 
     def follow(self) -> None:
         """Let another replica write the log, through `followed`. From now on every other append is refused.

@@ -34,6 +34,7 @@ from raymq.store.base.failpoints import fail_point
 from raymq.store.base.files import Files, SyncFailed
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import Ends
+from raymq.store.config.running_config import RunningConfig
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.control_files.meta import (
     ADOPTING,
@@ -78,7 +79,9 @@ class CommitLog:
         clock: Clock,
         identity: Mapping[str, object] | None = None,
     ) -> None:
+        config = RunningConfig.of(config)
         self.root = root
+        #: the options, some of which change while the store is open
         self.config = config
         self.files = files
         self.clock = clock

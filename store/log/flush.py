@@ -147,7 +147,8 @@ class GroupCommit(_Flusher):
 class FlushRealTime(_Flusher):
     """Sync in the background.
 
-    Every `flush_interval_ms` if `flush_least_pages` are dirty, every `flush_thorough_interval_ms` in any case.
+    Every `flush_interval_ms` if `flush_least_pages` are dirty, every `flush_thorough_interval_ms` in any case. Without
+    `flush_commit_log_timed` also when a put or a commit wakes the caller, if so many pages are dirty.
     """
 
     clock: Clock
@@ -162,21 +163,23 @@ class FlushRealTime(_Flusher):
         due_ms = self._last_flush_ms + self.config.flush_interval_ms
         return max(0, due_ms - self.clock.monotonic_ms())
 
-    def flush_if_due(self, end: int) -> int:
+    def flush_if_due(self, end: int, *, woken: bool = False) -> int:
         """Sync all bytes below `end` if the interval is over and the page rule or the thorough interval asks for it.
 
+        Args: `woken`: a put or a commit has ended the wait, which counts as the interval unless flushes are timed.
         Source: FlushRealTimeService#run and DefaultMappedFile#isAbleToFlush. Returns: synced.
         """
-        now_ms = self.clock.monotonic_ms()
-        if now_ms - self._last_flush_ms < self.config.flush_interval_ms:
+        now_ms, config = self.clock.monotonic_ms(), self.config
+        is_due = woken and not config.flush_commit_log_timed
+        if not is_due and now_ms - self._last_flush_ms < config.flush_interval_ms:
             return self.synced
 
         self._last_flush_ms = now_ms
-        least = self.config.flush_least_pages
+        least = config.flush_least_pages
         if self.syncer.segment_start_of(end) > self.syncer.segment_start_of(self.synced):
             # A full file is synced whatever the page rule says.
             least = 0
-        if now_ms - self._last_thorough_ms >= self.config.flush_thorough_interval_ms:
+        if now_ms - self._last_thorough_ms >= config.flush_thorough_interval_ms:
             self._last_thorough_ms = now_ms
             least = 0
 

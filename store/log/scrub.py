@@ -20,6 +20,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.files import NOT_TRIED, Files
 from raymq.store.base.rules import COVERAGE_RULE, CRC_RULE, READABLE_RULE
+from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.segments.segment_paths import find_segment, segment_start_of
 
 from .chain import ChainReader, ChainUnit
@@ -396,11 +397,7 @@ class Scrub:
 def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scrub:
     """The scrub of a log that this process has open. Its interval is shorter than the retention."""
     config = log.config
-    interval_ms = min(
-        config.scrub_interval_ms, int(config.file_reserved_hours * 3_600_000) // PASSES_IN_RETENTION
-    )
-    interval_ms = max(interval_ms, min(config.scrub_interval_ms, INTERVAL_LEAST_MS))
-
+    pause_ms, pass_ms = scrub_times_ms(config)
     return Scrub(
         log.root,
         config.segment_size_bytes,
@@ -409,8 +406,16 @@ def scrub_of_log(log: CommitLog, *, on_fault: Callable[[Corrupt], None]) -> Scru
         files=log.files,
         clock=log.clock,
         bytes_per_s=config.scrub_bytes_per_s,
-        # Half of the interval is for reading, half for the pause.
-        pause_ms=interval_ms // 2,
-        pass_ms=max(1, interval_ms // 2),
+        pause_ms=pause_ms,
+        pass_ms=pass_ms,
         on_fault=on_fault,
     )
+
+
+def scrub_times_ms(config: StoreConfig) -> tuple[int, int]:
+    """How long a pass may take, and the pause before the next: half of the interval each, which fits the retention."""
+    interval_ms = min(
+        config.scrub_interval_ms, int(config.file_reserved_hours * 3_600_000) // PASSES_IN_RETENTION
+    )
+    interval_ms = max(interval_ms, min(config.scrub_interval_ms, INTERVAL_LEAST_MS))
+    return interval_ms // 2, max(1, interval_ms // 2)

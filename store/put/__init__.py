@@ -13,4 +13,5 @@ stats            counters and rates of a store
 duplicates       finds the stored row that a producer sends again
 inner_message    messages of the store's own services, whole bundles or none
 topic_records    creates and changes topics
+option_records   changes options while the store is open
 """

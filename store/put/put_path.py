@@ -79,7 +79,6 @@ class PutPath:
         self._guards = guards
         self._records = records
         self._snapshots = snapshots
-        self._busy_ms = log.config.os_page_cache_busy_timeout_ms
         self._record_bytes_max = log.config.record_bytes_max
 
         self.closed = False
@@ -125,12 +124,13 @@ class PutPath:
         Source: HookUtils#checkBeforePutMessage. A busy page cache refuses puts so that they do not pile up.
         """
         self.check_open()
-        if self._lock.begin_ms and self._lock.busy(self._busy_ms):
+        busy_ms = self._config.os_page_cache_busy_timeout_ms
+        if self._lock.begin_ms and self._lock.busy(busy_ms):
             raise Unavailable(
-                f"an append is under way for {self._lock.held_ms()} ms, the limit is {self._busy_ms} "
+                f"an append is under way for {self._lock.held_ms()} ms, the limit is {busy_ms} "
                 "(os_page_cache_busy_timeout_ms): the disk does not keep up. Nothing was stored; retry later",
                 field="disk",
-                limit=self._busy_ms,
+                limit=busy_ms,
                 status=PutStatus.OS_PAGE_CACHE_BUSY.value,
             )
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.files import Files
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.running_config import RunningConfig
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
@@ -20,7 +20,7 @@ from .topic_records import TopicRecords
 class ServiceHost(Protocol):
     """The store of a service: `MessageStore`, which describes each of these."""
 
-    config: StoreConfig
+    config: RunningConfig
     files: Files
     clock: Clock
     log: CommitLog

@@ -344,6 +344,12 @@ class ProducerTable:
         self.expiry_ms = expiry_ms
         self.clear()
 
+    def set_expiry_ms(self, expiry_ms: int) -> None:
+        """Let entries expire after another time from now on."""
+        self.expiry_ms = expiry_ms
+        # With the new time enough may have expired.
+        self._next_drop_ms = 0
+
     def clear(self) -> None:
         """Forget everything."""
         self._rows = _Rows(ENTRY_DTYPE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,6 +41,9 @@ COMPLETE_REPLICAS = "complete_replicas"
 #: in `ShardState.progress`: how many shards the cluster has since some were added. New topics may be on `known` ones,
 #: and are on all of the `joined` ones
 SHARDS = "shards"
+#: in `ShardState.progress`: option of the store -> what an operator has set while the cluster ran: `value`, `before`,
+#: `at_ms` (wall clock) and `by`
+OPTIONS = "options"
 
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
@@ -133,6 +136,8 @@ class ShardState:
     def __init__(self, producers: ProducerTable | None = None) -> None:
         #: sequences and epochs of producers
         self.producers = ProducerTable() if producers is None else producers
+        #: called with the put lock when options may have been set, or their records were cut off
+        self.on_options: Callable[[], None] = _do_nothing
         self.clear()
 
     def clear(self) -> None:
@@ -320,6 +325,17 @@ class ShardState:
                 table.pop(key, None)
             else:
                 table[key] = value
+        if service == OPTIONS:
+            self.on_options()
+
+    def changed_options(self) -> dict[str, Any]:
+        """The options that were set while the cluster ran: option -> value."""
+        found = self.progress.get(OPTIONS, {})
+        return {
+            name: entry["value"]
+            for name, entry in list(found.items())
+            if isinstance(entry, dict) and "value" in entry
+        }
 
     # --- snapshots --------------------------------------------------------------------------------
 
@@ -432,6 +448,7 @@ class ShardState:
 
         if entries or epochs:
             self.producers.load(entries, epochs)
+        self.on_options()
 
     def _unpack_entries(self, row: dict[str, Any]) -> Any:
         """Entries of producers, with the numbers that their queues have in this table."""
@@ -501,6 +518,10 @@ def producer_body(producer_id: int, epoch: int) -> bytes:
 def epoch_body(epoch: int) -> bytes:
     """The body of an EPOCH record."""
     return _json({"epoch": epoch}).encode()
+
+
+def _do_nothing() -> None:
+    """For a state whose options no store follows."""
 
 
 def _text(value: object) -> str:

@@ -22,10 +22,11 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, Rejected
 from raymq.store.base.files import Files
 from raymq.store.base.rules import CRC_RULE
+from raymq.store.config.delay_levels import DEFAULT_LEVELS, parse_levels
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.control_files.marks import read_marks
-from raymq.store.log.control_files.meta import ADOPTING, TRUNCATING, read_meta
+from raymq.store.log.control_files.meta import ADOPTING, DELAY_LEVELS, TRUNCATING, read_meta
 from raymq.store.log.record_reads import may_be_record, walk_piece
 from raymq.store.log.recovery import log_scan
 from raymq.store.log.recovery.recovery_table import Decision
@@ -76,6 +77,8 @@ class ReadOnlyStore:
             self.log.load()
 
         self.meta = read_meta(root / "raymq" / "meta", files=self.files)
+        #: the delay of each level
+        self.levels_ms = parse_levels(self.meta.get(DELAY_LEVELS) or DEFAULT_LEVELS)
         #: read before the scan: later appends are above them
         self.marks = read_marks(root / "raymq" / "marks", files=self.files)
         self.is_own_store = self.meta.get("store_id") is not None

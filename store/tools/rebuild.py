@@ -98,7 +98,7 @@ def _append_records(store: ReadOnlyStore, queues: dict[QueueKey, ConsumeQueue], 
         part = part.select(part.positions + part.sizes <= upto)
         if not len(part.positions):
             break
-        for run in in_log_order(part, store.other_places):
+        for run in in_log_order(part, store.other_places, store.levels_ms):
             queue = queues.get((run.topic, run.queue_id))
             # A start passes over such records, too.
             if queue is not None and not queue.jumps_to(int(run.offsets[0])):

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.format import SCHEDULE_TOPIC
+from raymq.store.config.delay_levels import DEFAULT_LEVELS_MS
 from raymq.store.log.record_reads import Records, read_records
 from raymq.store.log.segments.mapped_file_queue import MappedFileQueue
 from raymq.store.queues.unit_places import OtherPlaces
@@ -80,8 +81,10 @@ class QueueRows(NamedTuple):
             yield self.part(low, high)
 
 
-def by_queue(part: RecordRange) -> Iterator[QueueRows]:
-    """The rows of a slice by topic and queue."""
+def by_queue(
+    part: RecordRange, levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+) -> Iterator[QueueRows]:
+    """The rows of a slice by topic and queue. Args: `levels_ms`: the delay of each level."""
     batch = part.decode()
     keep = rows.queued(batch)
     if not keep.all():
@@ -106,16 +109,18 @@ def by_queue(part: RecordRange) -> Iterator[QueueRows]:
         positions, sizes = part.positions[chosen], part.sizes[chosen]
         code = codes[chosen]
         if topic == SCHEDULE_TOPIC:
-            code = rows.tags_codes(topic, batch.take(pa.array(chosen)))
+            code = rows.tags_codes(topic, batch.take(pa.array(chosen)), levels_ms)
         yield QueueRows(topic, queue_id, offsets[chosen], positions, sizes, code)
 
 
-def in_log_order(part: RecordRange, others: OtherPlaces) -> list[QueueRows]:
+def in_log_order(
+    part: RecordRange, others: OtherPlaces, levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+) -> list[QueueRows]:
     """The rows of a slice in runs of consecutive queue offsets, those of one queue in log order.
 
-    Args: `others`: the places of records that name other ones.
+    Args: `others`: the places of records that name other ones. `levels_ms`: the delay of each level.
     """
-    groups = by_queue(part)
+    groups = by_queue(part, levels_ms)
     if not others:
         return [run for group in groups for run in group.runs()]
 

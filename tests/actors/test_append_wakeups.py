@@ -70,6 +70,37 @@ def test_an_append_wakes_replication_only_while_its_replica_leads(tmp_path: Path
         shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
 
 
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_an_append_wakes_flush_real_time_only_if_its_flushes_are_not_timed(
+    tmp_path: Path, is_timed: bool
+) -> None:
+    made = Supervisor(
+        tmp_path,
+        ("flush_real_time",),
+        clock=ManualClock(),
+        files=Files(),
+        witness_sync=lambda: 0,
+        wakes_flush_real_time=not is_timed,
+    )
+    made.fence_old()
+    made.begin(appended=0, synced=0, confirmed=0)
+    woken: list[str] = []
+    made.appends.wake = woken.append
+    try:
+        made.appends.publish(100)
+        made.appends.wake_for_append()
+        assert woken == ([] if is_timed else ["flush_real_time"])
+        # The option changes.
+        woken.clear()
+        made.appends.set_rules(commit_least_bytes=0, wakes_flush_real_time=is_timed)
+        made.appends.publish(200)
+        made.appends.wake_for_append()
+        assert woken == (["flush_real_time"] if is_timed else [])
+    finally:
+        made.close()
+        shutil.rmtree(wakeup_directory(str(tmp_path)), ignore_errors=True)
+
+
 class ScriptedLoop(FlushService):
     """Runs GroupCommit's loop over these committed ends (-1: a timeout without wakeup). It exits after the last one."""
 

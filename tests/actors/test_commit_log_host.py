@@ -36,7 +36,7 @@ from raymq.store.base.errors import (
 from raymq.store.base.files import Files
 from raymq.store.base.rules import CRC_RULE
 from raymq.store.base.status import PutStatus
-from raymq.store.config.store_config import StoreConfig
+from raymq.store.config.store_config import IN_CLUSTER, StoreConfig
 from raymq.store.delay.delay_hook import transform
 from raymq.store.delay.timer_cache import read_checkpoint
 from raymq.store.embedded.embedded_store import EmbeddedStore
@@ -695,3 +695,74 @@ def test_a_shard_that_answers_before_its_commit_shows_what_it_acknowledged(shard
     assert list(host.call("topics", {})) == ["t"]
     host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
     assert host.call("offsets", {"group": "g", "topic": "t"}) == {"0": 0}
+
+
+# --- options that change while the shard runs -----------------------------------------------------
+
+
+def test_an_option_that_is_set_holds_after_a_restart_and_says_who_set_it(serving: Shard) -> None:
+    arguments = {"values": {"slave_timeout_ms": 100, "delete_when": "05"}, "by": "ann@here"}
+    answer = serving.host.call("set_config", arguments)
+    facts = answer["options"]["slave_timeout_ms"]
+    assert facts.pop("at_ms") > 0
+    assert facts == {"value": 100, "before": 3000, "by": "ann@here"}
+    # A call whose answer is lost is repeated.
+    again = serving.host.call("set_config", {**arguments, "by": "ben@there"})
+    assert again["options"]["delete_when"] == answer["options"]["delete_when"]
+
+    serving.close()
+    host = serving.open()
+    found = host.call("config", {})["options"]
+    assert set(found) == set(IN_CLUSTER)
+    assert found["delete_when"] == answer["options"]["delete_when"]
+    assert found["flush_interval_ms"] == {"value": 500}
+    assert leader_of(host).store.config.slave_timeout_ms == 100
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({}, "values"),
+        ({"flush_intervall_ms": 1}, "values"),
+        ({"segment_size_bytes": 1 << 20}, "values"),
+        ({"flush_interval_ms": 0}, "flush_interval_ms"),
+        ({"flush_interval_ms": True}, "flush_interval_ms"),
+        ({"max_message_bytes": 1 << 30}, "max_message_bytes"),
+        ({"delete_when": "24"}, "delete_when"),
+    ],
+)
+def test_a_change_that_no_store_takes_is_refused(
+    shard: Shard, values: dict[str, Any], field: str
+) -> None:
+    shard.open()
+    end = shard.host.log.end
+    with pytest.raises(Rejected) as refused:
+        shard.host.call("set_config", {"values": values, "by": "ann@here"})
+    assert refused.value.field == field
+    assert shard.host.log.end == end
+
+
+def test_puts_that_wait_are_late_after_the_timeout_that_is_set(shard: Shard) -> None:
+    # No flusher runs: each put would wait for ten seconds.
+    host = shard.open()
+    assert host.store.topics.create("t", 1, [0]) is not None
+    ticket = put_one(host, request([b"x"]))
+    host.store.options.set({"sync_flush_timeout_ms": 50}, by="ann@here")
+    with pytest.raises(DeliveryUnknown):
+        ticket.wait(8)
+
+
+def test_satellites_are_given_the_options_that_the_log_has(shard: Shard) -> None:
+    host = shard.open()
+    host.store.options.set({"flush_interval_ms": 200}, by="ann@here")
+    assert host.supervisor.control.changed_options() == {"flush_interval_ms": 200}
+    shard.close()
+    host = shard.open()
+    assert host.supervisor.control.changed_options() == {"flush_interval_ms": 200}
+
+
+def test_the_scrub_follows_a_shorter_retention(shard: Shard) -> None:
+    host = shard.open()
+    before = host.scrub.pass_ms
+    host.store.options.set({"file_reserved_hours": 24}, by="ann@here")
+    assert host.scrub.pass_ms == host.scrub.pause_ms == 24 * 3_600_000 // 4 < before

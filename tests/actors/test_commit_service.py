@@ -54,11 +54,18 @@ class Full(Files):
 
 root, role, flush, disk = sys.argv[1:]
 files = {"broken": Refusing, "full": Full, "whole": Files}[disk]()
+timed = not os.path.exists(f"{root}/untimed")
+commit_ms = 3_600_000 if os.path.exists(f"{root}/slow") else 200
 if role == "commit_real_time":
-    config = StoreConfig(segment_size_bytes=262144, transient_pool_slice_bytes=65536)
+    config = StoreConfig(
+        segment_size_bytes=262144, transient_pool_slice_bytes=65536, flush_commit_log_timed=timed,
+        commit_interval_ms=commit_ms, commit_thorough_interval_ms=commit_ms)
     service = CommitService(root, config, eager=flush == "sync", files=files)
 else:
-    config = StoreConfig(segment_size_bytes=262144, flush_interval_ms=20, flush_thorough_interval_ms=100)
+    interval_ms = 20 if timed else 3_600_000
+    config = StoreConfig(
+        segment_size_bytes=262144, flush_interval_ms=interval_ms, flush_thorough_interval_ms=100,
+        flush_least_pages=4 if timed else 0, flush_commit_log_timed=timed)
     service = FlushService(root, role, config)
 loaded = sorted({"numpy", "pyarrow", "ray"} & set(sys.modules))
 if loaded:
@@ -291,6 +298,38 @@ def test_the_interval_of_the_async_mode_commits_few_bytes_too(tmp_path: Path):
         host = shard.serve()
         shard.await_grant("commit_real_time")
         put(host, 0).wait(30)
+        assert shard.bodies(1) == [0]
+    finally:
+        shard.close()
+
+
+def test_a_commit_from_the_pool_wakes_a_flush_real_time_that_is_not_timed(tmp_path: Path):
+    shard = Shard(tmp_path / "store", "async")
+    shard.root.mkdir()
+    # Its flusher would wait for an hour.
+    (shard.root / "untimed").touch()
+    try:
+        host = shard.serve()
+        for role in shard.roles:
+            shard.await_grant(role)
+        put(host, 0).wait(30)
+        until(lambda: host.status()["synced"] == host.status()["appended"], shard.mind)
+    finally:
+        shard.close()
+
+
+def test_commit_real_time_follows_options_that_are_set_while_it_works(tmp_path: Path):
+    shard = Shard(tmp_path / "store", "async")
+    shard.root.mkdir()
+    # It would commit in an hour.
+    (shard.root / "slow").touch()
+    try:
+        host = shard.serve()
+        for role in shard.roles:
+            shard.await_grant(role)
+        put(host, 0).wait(30)
+        values = {"commit_interval_ms": 20, "commit_thorough_interval_ms": 20}
+        host.call("set_config", {"values": values, "by": "ann@here"})
         assert shard.bodies(1) == [0]
     finally:
         shard.close()

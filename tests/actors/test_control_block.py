@@ -13,6 +13,7 @@ import pytest
 from raymq.actors.shared.control_block import (
     FILE_BYTES,
     ROLES,
+    SATELLITE_OPTIONS,
     ControlBlock,
     Registration,
     State,
@@ -25,6 +26,7 @@ from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.ring import map_shared
 from raymq.store.base.errors import Bug, Rejected
 from raymq.store.base.files import Files
+from raymq.store.config.store_config import WHILE_RUNNING
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -272,3 +274,25 @@ def test_committed_bytes_stay_committed_after_a_revoke_and_a_new_grant(
     record.clear(base=200)
     control.begin(8, ME.process, 200, 0, pooled=True)
     assert control.committed == 200
+
+
+def test_satellites_see_the_options_that_were_changed_and_no_others(tmp_path: Path) -> None:
+    page = ControlBlock.open(str(tmp_path / "control"), files=Files())
+    assert page.changed_options() == {}
+    page.publish_options({"flush_interval_ms": 200, "flush_least_pages": 0})
+    assert page.changed_options() == {"flush_interval_ms": 200, "flush_least_pages": 0}
+    version = page.options_version
+    page.publish_options({"flush_interval_ms": 200, "flush_least_pages": 0})
+    assert page.options_version == version
+    page.publish_options({"catch_up_bytes_per_s": 1 << 50})
+    assert page.changed_options() == {"catch_up_bytes_per_s": 1 << 50}
+    assert page.options_version == version + 1
+    page.close()
+
+
+def test_every_option_of_a_satellite_may_change_and_fits_its_field() -> None:
+    for name in SATELLITE_OPTIONS:
+        option = WHILE_RUNNING[name]
+        assert option.kind in ("int", "bool")
+        assert option.kind == "bool" or (option.most is not None and option.most < 1 << 62)
+    assert 225 + len(SATELLITE_OPTIONS) <= 384

@@ -105,6 +105,11 @@ def calls_of_a_shard(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "move_leader", {"replica": wrong}, "replica"
     yield "note_shards", {"known": wrong, "joined": 1}, "known"
     yield "note_shards", {"known": 1, "joined": wrong}, "joined"
+    change = {"values": {"flush_interval_ms": 1}, "by": "ann@here"}
+    yield "set_config", {**change, "values": wrong}, "values"
+    yield "set_config", {**change, "values": {"flush_interval_ms": wrong}}, "flush_interval_ms"
+    if wrong != "1":
+        yield "set_config", {**change, "by": wrong}, "by"
     of_facts = "at_ms" if isinstance(wrong, dict) else "facts"
     yield "note_unclean_recovery", {"facts": wrong}, of_facts
     yield "note_unclean_recovery", {"facts": {"at_ms": wrong}}, "at_ms"

@@ -108,6 +108,27 @@ def test_a_put_without_a_follower_times_out_stored_and_not_visible(impatient_pai
     pair.wait_confirmed(later)
 
 
+def test_replication_follows_options_that_change_while_it_works(pair):
+    end = pair.leader.write(100)
+    pair.leader.sync()
+    pair.wait_matched(end)
+    pair.follower.sync()
+    pair.wait_confirmed(end)
+    pair.stop_follower()
+    pair.leader.write(100)
+    number = pair.leader.submit()
+    pair.leader.sync()
+    # The put would wait for half a minute.
+    pair.leader.control.publish_options({"slave_timeout_ms": 300, "catch_up_bytes_per_s": 1000})
+    late = []
+    wait_until(
+        lambda: late.extend(pair.leader.rings.late.take_all()) or late, "the replica's new timeout"
+    )
+    assert [each[0] for each in late] == [number]
+    assert pair.replicator._limits.catch_up_bytes_per_s == 1000
+    assert pair.replicator._limits.frame_bytes == LIMITS.frame_bytes
+
+
 def test_a_put_that_is_kept_is_not_late(pair):
     end = pair.leader.write(100)
     pair.leader.submit()

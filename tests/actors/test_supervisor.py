@@ -62,9 +62,10 @@ class AheadClock(Clock):
 class Replica:
     """CommitLog's side of one replica, with a log of zeros, and its satellites."""
 
-    def __init__(self, root: Path, role: str = "group_commit") -> None:
+    def __init__(self, root: Path, role: str = "group_commit", **options: bool) -> None:
         self.root = root
         self.role = role
+        self.options = options
         self.clock = AheadClock()
         self.appended = 0
         self.witness_syncs = 0
@@ -79,7 +80,12 @@ class Replica:
 
     def new_supervisor(self) -> Supervisor:
         new = Supervisor(
-            self.root, [self.role], clock=self.clock, files=Files(), witness_sync=self.witness
+            self.root,
+            [self.role],
+            clock=self.clock,
+            files=Files(),
+            witness_sync=self.witness,
+            **self.options,  # type: ignore[arg-type]
         )
         self.supervisors.append(new)
         return new
@@ -148,8 +154,8 @@ MakeReplica = Callable[..., Replica]
 def make_replica(tmp_path: Path) -> Iterator[MakeReplica]:
     made: list[Replica] = []
 
-    def make(role: str = "group_commit") -> Replica:
-        made.append(Replica(tmp_path, role))
+    def make(role: str = "group_commit", **options: bool) -> Replica:
+        made.append(Replica(tmp_path, role, **options))
         return made[-1]
 
     yield make
@@ -502,6 +508,48 @@ def test_flush_real_time_flushes_by_its_period(make_replica: MakeReplica):
     replica.append(5 * 4096)
     # Without the pool it is in the file at once.
     assert replica.supervisor.progress().ends.committed == 5 * 4096
+    replica.await_synced()
+
+
+#: flushes at wakeups alone: no test lasts as long as the interval
+UNTIMED = """
+import sys
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.store.config.store_config import StoreConfig
+config = StoreConfig(
+    segment_size_bytes=int(sys.argv[3]), flush_interval_ms=3_600_000, flush_commit_log_timed=False)
+FlushService(sys.argv[1], sys.argv[2], config).run()
+"""
+
+
+#: works by an interval that no test lasts
+SLOW = """
+import sys
+from raymq.actors.satellites.flush_service import FlushService
+from raymq.store.config.store_config import StoreConfig
+config = StoreConfig(segment_size_bytes=int(sys.argv[3]), flush_interval_ms=3_600_000)
+FlushService(sys.argv[1], sys.argv[2], config).run()
+"""
+
+
+def test_a_flusher_follows_an_option_that_changes_while_it_works(make_replica: MakeReplica):
+    replica = make_replica("flush_real_time")
+    replica.await_grant_of(replica.spawn(SLOW))
+    replica.append(5 * 4096)
+    replica.supervisor.control.publish_options({"flush_interval_ms": 20})
+    replica.await_synced()
+
+    # Two pages wait until so many are enough.
+    replica.append(2 * 4096)
+    replica.supervisor.control.publish_options({"flush_interval_ms": 20, "flush_least_pages": 2})
+    replica.await_synced()
+
+
+def test_a_put_wakes_a_flush_real_time_that_is_not_timed(make_replica: MakeReplica):
+    replica = make_replica("flush_real_time", wakes_flush_real_time=True)
+    replica.await_grant_of(replica.spawn(UNTIMED))
+    replica.put(3 * 4096)
+    replica.put(2 * 4096)
     replica.await_synced()
 
 

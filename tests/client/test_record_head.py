@@ -13,15 +13,15 @@ import pytest
 from raymq.client.messages.columns import message_batch
 from raymq.client.messages.message import Message
 from raymq.client.messages.received import ReceivedMessage, received_messages
-from raymq.client.messages.record_head import DELAY_LEVELS
 from raymq.client.produce.batch_sender import waiting_queue
 from raymq.client.produce.producer import Producer
 from raymq.store.base.errors import PropertiesTooLong, Rejected
 from raymq.store.base.format import PROPERTIES_MAX_BYTES, SCHEDULE_TOPIC
+from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 from raymq.store.records.producer_stamp import STAMP_BYTES
 from raymq.store.records.properties import decode
 from raymq.store.records.record import SmallBatch, wait_store_ok
-from tests.support.fake_backend import FakeBackend, decode_all
+from tests.support.fake_backend import FakeBackend, FakeCluster, decode_all
 
 Make = Callable[..., Producer]
 
@@ -182,11 +182,24 @@ def test_a_message_of_a_level_waits_in_the_levels_queue_of_its_shard(
             for level in (1, 3, 3, 99)
         ]
     places = [(future.result(10).topic, future.result(10).queue_id) for future in futures]
-    assert places == [(SCHEDULE_TOPIC, level - 1) for level in (1, 3, 3, DELAY_LEVELS)]
+    assert places == [(SCHEDULE_TOPIC, level - 1) for level in (1, 3, 3, DEFAULT_LEVEL_COUNT)]
     records = backend.queues[SCHEDULE_TOPIC, 2].records
     properties = [decode(each) for each in decode_all(records).column("properties").to_pylist()]
     assert [each.pop("_P") != "" for each in properties] == [True, True]
     assert properties == [{"DELAY": "3", "REAL_TOPIC": "t", "REAL_QID": "3"}] * 2
+
+
+@pytest.mark.parametrize("levels", [2, 30])
+def test_the_highest_level_is_that_of_the_cluster(
+    cluster: FakeCluster, make: Make, levels: int
+) -> None:
+    cluster.delay_levels = levels
+    encoder = make()._batcher.encoder
+    assert [encoder.encode("t", b"x", delay_level=each).delay_level for each in (1, 2, 99)] == [
+        1,
+        2,
+        levels,
+    ]
 
 
 def test_each_level_of_each_shard_has_a_queue_of_its_own() -> None:

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from raymq.client.topics.new_topic import create_everywhere
 from raymq.cluster.deploy import actor_set, actor_states, node_labels
 from raymq.cluster.operations import add_shards as adding
 from raymq.cluster.operations.add_shards import check_led, default_nodes, plan_shards
+from raymq.cluster.operations.set_config import set_config
 from raymq.cluster.record import cluster_record
 from raymq.cluster.record.cluster_record import (
     ClusterRecord,
@@ -30,9 +32,12 @@ from raymq.cluster.record.cluster_record import (
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
+from raymq.store.config.running_config import RunningConfig
+from raymq.store.config.store_config import IN_CLUSTER, StoreConfig
 from raymq.store.put.inner_message import ServiceProgress
+from raymq.store.put.option_records import option_facts
 from raymq.store.records.requests import AppendedRows
-from raymq.store.state.shard_state import COMPACTION, SHARDS, ShardState
+from raymq.store.state.shard_state import COMPACTION, OPTIONS, SHARDS, ShardState
 from raymq.store.state.topics import check_more_queues, check_new_topic
 from tests.support.fake_ray import FakeRay
 
@@ -170,12 +175,17 @@ class Shard:
         self.number = number
         self.spec_shards = shards
         self.state = ShardState()
+        self.config = RunningConfig.of(StoreConfig())
         self.store: Any = self
         self.topics: Any = self
+        self.options: Any = self
         self.parts: Any = SimpleNamespace(identity=SimpleNamespace(facts=self.identity))
         self.log = SimpleNamespace(end=0)
 
     def run(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        if op == "config":
+            # Any replica answers it.
+            return {"options": option_facts(self, IN_CLUSTER)}  # type: ignore[arg-type]
         return call_leader(OPERATIONS, self, op, args)
 
     def create(
@@ -200,6 +210,16 @@ class Shard:
 
     def end_of(self, name: str) -> int:
         return 0
+
+    def set(self, values: dict[str, Any], *, by: str) -> None:
+        entries = {
+            name: {"value": value, "before": getattr(self.config, name), "at_ms": 1, "by": by}
+            for name, value in values.items()
+            if value != getattr(self.config, name)
+        }
+        if entries:
+            self.put_inner([], progress=ServiceProgress(OPTIONS, entries))
+            self.config.follow(self.state.changed_options())
 
     def put_inner(self, messages: list[Any], *, progress: ServiceProgress) -> None:
         assert messages == []
@@ -250,8 +270,12 @@ class Turns:
 
     def run_client(self, handle: Handle, arguments: dict[str, Any]) -> None:
         """Create a topic. Runs in a thread."""
+        self.run(lambda: create_everywhere(handle, arguments))  # type: ignore[arg-type]
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Run what a client does. Callers: a thread."""
         try:
-            create_everywhere(handle, arguments)  # type: ignore[arg-type]
+            call()
         finally:
             self._is_over = True
             self._ended.release()
@@ -320,7 +344,7 @@ def run_at(schedule: tuple[int, ...], turns: Turns) -> Callable[[], None]:
 
 def schedules() -> Iterator[tuple[int, ...]]:
     """Where the client's calls are: after so many calls of the addition."""
-    yield from itertools.combinations_with_replacement(range(9), 3)
+    yield from itertools.combinations_with_replacement(range(15), 3)
 
 
 def test_a_topic_that_is_created_meanwhile_is_on_every_shard_in_any_order_of_the_calls(
@@ -345,6 +369,27 @@ def test_a_topic_that_is_created_meanwhile_is_on_every_shard_in_any_order_of_the
         spreads.add((client.shards, shards[0].state.topics["t"].shards))
     # Some clients learned of the new shard, and some had ended before.
     assert spreads == {(2, (0, 1)), (3, (0, 1))}
+
+
+def test_an_option_that_is_set_meanwhile_is_set_on_every_shard_in_any_order_of_the_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for schedule in schedules():
+        shards, grown = world(2, 1)
+        for shard in shards[:2]:
+            shard.set({"flush_least_pages": 7, "delete_when": "05"}, by="earlier")
+        turns = Turns()
+        client: Any = Handle(shards, 2, turns)
+        change = partial(set_config, client, {"delete_when": "06"})
+        calling = threading.Thread(target=turns.run, args=(change,), daemon=True)
+        calling.start()
+        join(monkeypatch, shards, grown, run_at(schedule, turns))
+        for _ in range(3):
+            turns.run_one()
+        calling.join(10)
+        assert not calling.is_alive(), schedule
+        found = [(each.config.delete_when, each.config.flush_least_pages) for each in shards]
+        assert found == [("06", 7)] * 3, schedule
 
 
 def test_every_topic_is_copied_with_its_queues_and_attributes(

@@ -420,9 +420,21 @@ def test_start_passes_what_was_given_and_leaves_the_rest_to_the_stored_cluster(
     assert (options["shards"], options["flush"], options["ephemeral"]) == (2, "async", True)
     assert options["name"] is None
     assert options["replicas"] is None
+    assert options["config"] is None
     assert terminal.out == b"orders: raymq://127.0.0.1:7000 (1 shard(s))\n"
     assert terminal.err == "starting\n"
     assert terminal.cluster.closed == 1
+
+
+def test_start_takes_options_of_the_stores_by_name(terminal: Terminal) -> None:
+    options = ("--config", "flush_interval_ms=200", "--config", "warm_mapped_file=true")
+    assert terminal.run("start", "/data", *options) == 0
+    _, _, given = terminal.lifecycle.calls[0]
+    assert given["config"] == {"flush_interval_ms": 200, "warm_mapped_file": True}
+
+    assert terminal.run("start", "/data", "--config", "flush_intervall_ms=200") == 2
+    assert "did you mean flush_interval_ms?" in terminal.err
+    assert len(terminal.lifecycle.calls) == 1
 
 
 def test_start_with_json_prints_one_object_and_progress_stays_out_of_it(

@@ -36,6 +36,16 @@ class OnePut:
             )
 
 
+def test_a_put_that_waits_is_late_after_the_timeouts_of_now() -> None:
+    promise = PROMISES["sync", True, "quorum"]
+    combiner = PutCombiner(promise, flush_timeout_ms=FLUSH_MS, replica_timeout_ms=REPLICA_MS)
+    combiner.add(1, 100, 0)
+    ends = Ends(appended=100, committed=100, synced=100, replicated=0)
+    assert combiner.combine(ends, 200) == []
+    combiner.set_timeouts(FLUSH_MS, 100)
+    assert [each.status for each in combiner.combine(ends, 200)] == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+
+
 class Answers:
     """CommitLog's side: puts in their order, answered by watermark and by entry."""
 

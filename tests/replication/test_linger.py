@@ -143,6 +143,14 @@ def test_a_follower_that_catches_up_gets_so_many_bytes_a_second(throttled: Strea
     assert throttled.sender.wait_ms(500) == 100
 
 
+def test_another_limit_holds_from_the_next_frame_on(throttled: Stream) -> None:
+    assert throttled.sent(lingering(5000), 20) == [(0, 1000)]
+    throttled.sender.set_limits(SenderLimits(frame_bytes=1000, catch_up_bytes_per_s=20_000))
+    throttled.hear(wire.Ack(1000, 1000, 1000), 30)
+    assert throttled.sent(ClockTick(), 120) == [(1000, 2000)]
+    assert throttled.sender.wait_ms(120) == 50
+
+
 def test_a_follower_that_puts_wait_for_is_not_throttled(throttled: Stream) -> None:
     ranges = [(start, start + 1000) for start in range(0, 5000, 1000)]
     assert throttled.sent(LeaderProgress(5000, 0), 20) == ranges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from raymq.store.log.flush import FlushRealTime, GroupCommit
 from raymq.store.log.segments.read_ahead import ReadAhead
 from raymq.store.put.inner_message import InnerMessage
 from tests.support.batches import request
+from tests.support.waiting import until
 
 SMALL = StoreConfig(segment_size_bytes=64 * 1024, prewrite_window_bytes=4096)
 ASYNC = StoreConfig(segment_size_bytes=64 * 1024, flush="async", flush_interval_ms=10)
@@ -42,7 +44,7 @@ def opened(path, config) -> EmbeddedStore:
 def end_flush_thread(store, monkeypatch) -> None:
     """An exception that nothing expects ends the flush thread."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise ZeroDivisionError("a mistake")
 
     monkeypatch.setattr(GroupCommit, "flush", fail)
@@ -148,3 +150,12 @@ def test_a_constructor_that_fails_lets_go_of_the_lock_and_the_threads(tmp_path, 
             EmbeddedStore(tmp_path, config=SMALL)
     assert set(threading.enumerate()) <= before
     opened(tmp_path, SMALL).close()
+
+
+def test_a_put_is_flushed_without_waiting_for_the_interval_if_flushes_are_not_timed(tmp_path):
+    untimed = replace(
+        ASYNC, flush_interval_ms=3_600_000, flush_least_pages=0, flush_commit_log_timed=False
+    )
+    store = opened(tmp_path, untimed)
+    until(lambda: store.ends.synced == store.ends.appended, lambda: threading.Event().wait(0.01))
+    store.close()

@@ -283,3 +283,35 @@ def test_a_failed_background_flush_is_raised_and_latched(disk, flusher, clock):
     with pytest.raises(FlushFailed):
         flusher.flush(8 * PAGE)
     assert flusher.synced == 0
+
+
+# --- flush real time without flush_commit_log_timed -----------------------------------------------
+
+
+@pytest.fixture
+def untimed(syncer, clock):
+    return FlushRealTime(syncer, clock, StoreConfig(flush_commit_log_timed=False))
+
+
+def test_a_put_that_fills_enough_pages_is_flushed_without_waiting_for_the_interval(untimed, clock):
+    assert untimed.flush_if_due(4 * PAGE - 1, woken=True) == 0
+    clock.advance(1)
+    assert untimed.flush_if_due(4 * PAGE, woken=True) == 4 * PAGE
+
+
+def test_a_wakeup_begins_the_interval_again(untimed, clock):
+    clock.advance(400)
+    untimed.flush_if_due(PAGE, woken=True)
+    assert untimed.wait_ms() == 500
+
+
+def test_without_a_wakeup_an_untimed_flusher_waits_for_the_interval(untimed, clock):
+    clock.advance(499)
+    assert untimed.flush_if_due(8 * PAGE) == 0
+    clock.advance(1)
+    assert untimed.flush_if_due(8 * PAGE) == 8 * PAGE
+
+
+def test_a_wakeup_does_not_shorten_the_interval_of_a_timed_flusher(flusher, clock):
+    clock.advance(499)
+    assert flusher.flush_if_due(8 * PAGE, woken=True) == 0

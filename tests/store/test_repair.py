@@ -11,6 +11,8 @@ import pytest
 
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.failpoints import FailPointReached, failpoint
+from raymq.store.base.format import SCHEDULE_TOPIC
+from raymq.store.config.delay_levels import DEFAULT_LEVELS_MS
 from raymq.store.config_files import fastjson
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, unpack_units
@@ -27,6 +29,8 @@ from tests.support.damaged_store import (
     patch,
     tree,
 )
+from tests.support.delays import CONFIG as CONFIG_OF_DELAYS
+from tests.support.delays import DelayWorld
 
 QUEUE = "consumequeue/t/1/00000000000000000000"
 CHAIN = "raymq/chain/00000000000000000000"
@@ -76,6 +80,22 @@ def test_what_the_log_can_make_again_is_made_again(own: Path, tmp_path: Path, da
             b"%03d-%02d " % (batch, i) * 30 for batch in range(12) for i in range(10)
         ]
     assert verify(root) == []
+
+
+def test_the_queue_of_a_delay_level_is_made_again_with_the_delays_of_its_store(
+    tmp_path: Path,
+) -> None:
+    world = DelayWorld(tmp_path / "s")
+    assert CONFIG_OF_DELAYS.delay_levels_ms[3] != DEFAULT_LEVELS_MS[3]
+    world.store.topics.create("t", 1, [0])
+    world.send(b"later", level=4)
+    world.close()
+    queue = f"consumequeue/{SCHEDULE_TOPIC}/3/{0:020d}"
+    before = tree(world.root)[queue]
+    patch(world.root / queue, 0, bytes(20))
+    done = Repair(world.root).run()
+    assert [step.part for step in done.steps] == ["consumequeue"]
+    assert tree(world.root)[queue] == before
 
 
 def test_what_is_made_again_of_a_store_of_rocketmq_is_byte_for_byte_its_own(

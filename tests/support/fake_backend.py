@@ -25,6 +25,7 @@ from raymq.store.base.errors import (
     Unavailable,
 )
 from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_hook import DelayHook, LevelGuard
 from raymq.store.records import record
@@ -374,6 +375,7 @@ class FakeCluster:
         self.transport = "flight"
         self.shards = shards
         self.replicas = 1
+        self.delay_levels = DEFAULT_LEVEL_COUNT
         self.replica_endpoints: dict[int, dict[int, str]] = {}
         self.backends = [FakeBackend(shard) for shard in range(shards)]
         self.servers: dict[int, Server] = {}

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import integer, operation
+from raymq.store.config.store_config import WHILE_RUNNING, check_in_cluster
 from raymq.store.put.inner_message import ServiceProgress
+from raymq.store.put.option_records import option_facts
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES
 from raymq.store.state.topics import is_system_topic
 
-from .scope import LeaderScope
+from .scope import LeaderScope, joined_shards
+
+#: of the name of an operator, which stays in the state
+OPERATOR_CHARACTERS_MAX = 200
 
 
 def move_leader(leader: LeaderScope, replica: int) -> dict[str, object]:
@@ -64,6 +70,16 @@ def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, objec
     return {"topics": topics}
 
 
+def set_config(leader: LeaderScope, values: dict[str, Any], by: str) -> dict[str, object]:
+    """Set options of the store while it is open. Args: `by`: the operator. Returns: what `config` says of them."""
+    leader.check_serving()
+    store = leader.store
+    store.options.set(values, by=by)
+    # The record of an earlier call may still wait for a follower that is away.
+    leader.await_promise(AppendedRows.up_to(store.log.end))
+    return {"options": option_facts(store, values), "shards": joined_shards(leader)}
+
+
 def delete_expired_files(leader: LeaderScope) -> dict[str, object]:
     """Delete expired files now. Source: TRIGGER_DELETE_FILES (27)."""
     leader.parts.maintenance.delete_now()
@@ -78,6 +94,29 @@ def _recovery_facts(field: str, value: object) -> dict[str, object]:
     return value
 
 
+def _options(field: str, value: object) -> dict[str, Any]:
+    """Options that may change while a store is open, with values that it takes. Raises: Rejected."""
+    if type(value) is not dict or not value:
+        raise call_arguments.wrong_value(
+            field, value, "give options with their values", "{name: value}"
+        )
+    for name, each in value.items():
+        if name not in WHILE_RUNNING:
+            advice, limit = "name an option that may change while the cluster runs", "an option"
+            raise call_arguments.wrong_value(field, name, advice, limit)
+        check_in_cluster(WHILE_RUNNING[name], each)
+    return value
+
+
+def _operator(field: str, value: object) -> str:
+    """A name for the audit. Raises: Rejected."""
+    name = call_arguments.check_name(field, value)
+    if len(name) > OPERATOR_CHARACTERS_MAX:
+        limit = OPERATOR_CHARACTERS_MAX
+        raise call_arguments.wrong_value(field, value, f"use at most {limit} characters", limit)
+    return name
+
+
 OPERATIONS = {
     "move_leader": operation(move_leader, replica=integer()),
     "note_unclean_recovery": operation(note_unclean_recovery, facts=_recovery_facts),
@@ -86,5 +125,6 @@ OPERATIONS = {
         known=integer(1, call_arguments.SHARDS_MAX),
         joined=integer(1, call_arguments.SHARDS_MAX),
     ),
+    "set_config": operation(set_config, values=_options, by=_operator),
     "delete_expired_files": operation(delete_expired_files),
 }

@@ -32,6 +32,8 @@ ADOPTING = "adopting"
 POWER_LOST = "power_lost"
 #: where the log of a new replica began after 0, and the chain value there
 CHAIN_BEGIN = "chain_begin"
+#: the option `message_delay_level`, if it is not the default: repairs make consume queues by it
+DELAY_LEVELS = "delay_levels"
 
 
 class Meta:

@@ -275,9 +275,8 @@ class FileAllocator:
         self._queue = queue
         self._tail = tail
         self._clock = clock
-        self._window_max = 2 * queue.file_size if warm else queue.file_size
-        self._window = self._window_max if warm else min(window_bytes, queue.file_size)
-        self._warm = warm
+        self._window_bytes = window_bytes
+        self._begin_window(warm)
         self._on_sync_failed = on_sync_failed
 
         #: the failed sync after which nothing is written or synced any more
@@ -297,6 +296,18 @@ class FileAllocator:
         self._file_made = threading.Condition()
         self._request: _FileRequest | None = None
         self._running = False
+
+    def _begin_window(self, warm: bool) -> None:
+        size = self._queue.file_size
+        self._window_max = 2 * size if warm else size
+        self._window = self._window_max if warm else min(self._window_bytes, size)
+        self._warm = warm
+
+    def set_warm(self, warm: bool) -> None:
+        """Begin, or end, to write whole files ahead. Callers: any thread."""
+        if warm != self._warm:
+            self._begin_window(warm)
+            self.wake()
 
     def next_file(self, timeout_ms: int) -> None:
         """Let this worker make one more file, so that no disk blocks the caller for long.
@@ -430,6 +441,8 @@ class FileAllocator:
         self.caught_up = True
         if self._warm:
             self._lock_files(tail)
+        else:
+            self._unlock_files()
         return self._queue.spares is not None and self._queue.spares.step()
 
     @property
@@ -453,6 +466,11 @@ class FileAllocator:
                     file.lock_memory()
                 except OSError as error:
                     logger.warning("%s is not locked in memory: %s", file.path, error)
+
+    def _unlock_files(self) -> None:
+        """Unlock the files that were locked while whole files were written ahead."""
+        while self._locked:
+            self._locked.pop().unlock_memory()
 
     @property
     def ready(self) -> int:
