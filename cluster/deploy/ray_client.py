@@ -14,7 +14,7 @@ from raymq.client.transport.actor_names import actor_name
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 
-from . import actor_states
+from . import actor_states, ray_release
 
 SCHEME = "ray://"
 #: the process that serves a client sometimes dies at its start (a fork beside gRPC's threads, Ray issue 63202), and
@@ -123,6 +123,9 @@ def _init(ray: ModuleType, address: str, clock: Clock | None = None) -> None:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
             return
         except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+            refusal = ray_release.mismatch(str(error), address)
+            if refusal is not None:
+                raise refusal from error
             # Ray's proxy sometimes reports only after half a minute that its process died.
             died = isinstance(error, ConnectionAbortedError)
             silent = not died and clock.monotonic() - began > SILENT_S

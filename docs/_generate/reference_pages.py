@@ -203,7 +203,7 @@ VARIABLES = {
     "RAYMQ_HOME": "directory of the list of clusters that this user started; default `~/.raymq`",
     "RAYMQ_TOKEN": "the token, for `raymq://` addresses",
     "RAY_ADDRESS": "the Ray that `raymq start` attaches to, and in which `connect` looks a name up",
-    "RAY_AUTH_MODE": "Ray's own authentication; a Ray that `raymq start` starts runs with `token`",
+    "RAY_AUTH_MODE": "Ray's own authentication; a Ray that `raymq start` starts runs with `token`, from Ray 2.52 on",
     "RAY_AUTH_TOKEN_PATH": "file of Ray's token",
     "RAY_worker_niceness": "priority of Ray's workers; a Ray that `raymq start` starts has 0",
     "GRPC_EXPERIMENTS": "switches of gRPC; without it RayMQ's processes read Flight's sockets in the threads that "
