@@ -177,6 +177,7 @@ def _start_once(
         temp_dir=str(temp_dir),
         auth_mode=environment["RAY_AUTH_MODE"].lower(),
         auth_token_path=environment.get("RAY_AUTH_TOKEN_PATH"),
+        version=ray_release.installed(),
     )
 
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.

@@ -62,6 +62,8 @@ class OwnedRay:
     auth_mode: str
     #: RAY_AUTH_TOKEN_PATH at start, if it was set
     auth_token_path: str | None
+    #: of Ray; None: not known
+    version: str | None = None
 
     @property
     def family(self) -> Family:
@@ -241,6 +243,7 @@ def attach(
     Returns: the `ray` module. Args and raises: as `session`.
     """
     if target.owned is not None:
+        ray_release.check_same(target.owned.version, target.address)
         _adopt_authentication(target.owned)
 
     # Ray itself tries for minutes, and reports that on standard error.
@@ -295,6 +298,7 @@ def wait_for_answer(
     Raises: Unavailable when Ray is silent for longer than `timeout_s`, AnotherRay for the versions of the two sides.
     """
     if target.owned is not None:
+        ray_release.check_same(target.owned.version, target.address)
         _adopt_authentication(target.owned)
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
 
@@ -367,12 +371,14 @@ def leave(owned: OwnedRay) -> None:
 def let_join(owned: OwnedRay) -> None:
     """Make `ray.init(owned.address)` work in this process, which knows neither the mode nor the token of that Ray.
 
-    Does nothing in a process that is connected to a Ray, or whose environment names another Ray or mode.
+    Does nothing in a process that is connected to a Ray, has another version of it, or whose environment names another
+    Ray or mode.
     """
     named = os.environ.get("RAY_ADDRESS")
     if connected_address() is not None or (named and not _same_address(named, owned.address)):
         return
     with contextlib.suppress(Rejected):
+        ray_release.check_same(owned.version, owned.address)
         _adopt_authentication(owned)
         if "ray" in sys.modules:
             ray_release.reload_authentication()

@@ -131,11 +131,27 @@ def mismatch(text: str, address: str) -> AnotherRay | None:
     if found is None:
         return None
     theirs, their_python, ours, our_python = found.groups()
+    return _another(
+        address, f"{theirs} with Python {their_python}", f"{ours} with Python {our_python}"
+    )
+
+
+def check_same(recorded: str | None, address: str) -> None:
+    """Check this process's version against that of the Ray at an address. Args: `recorded`: None: it is not known.
+
+    Ray's own check comes after its first calls, which another version may not understand, or refuse without a token.
+    Raises: AnotherRay.
+    """
+    found = installed()
+    if None not in (recorded, found) and recorded != found:
+        raise _another(address, str(recorded), str(found))
+
+
+def _another(address: str, theirs: str, ours: str) -> AnotherRay:
     return AnotherRay(
-        f"the Ray at {address} is Ray {theirs} with Python {their_python}, this process has Ray {ours} with Python "
-        f"{our_python}, and Ray wants the same on both sides. Install the versions of the cluster here, or connect "
-        "by raymq://host:port, which needs no Ray. If Ray was upgraded while the cluster ran: `raymq stop`, then "
-        "`raymq start`",
+        f"the Ray at {address} is Ray {theirs}, this process has Ray {ours}, and Ray wants the same on both sides. "
+        "Install the cluster's here, or connect by raymq://host:port, which needs no Ray. If Ray was upgraded while "
+        "the cluster ran: `raymq stop`, then `raymq start`",
         field="ray",
         limit=theirs,
         found=ours,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import tokenize
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,16 @@ from raymq.store.base.errors import AnotherRay, Rejected
 from tests.support.fake_ray import FakeRay, install
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+OWNED = OwnedRay(
+    address="10.0.0.1:6379",
+    pid=1,
+    start_time=1,
+    boot_id=1,
+    mark="m",
+    temp_dir="/x",
+    auth_mode="disabled",
+    auth_token_path=None,
+)
 #: as Ray writes it, on several lines
 REFUSED = (
     "Version mismatch: The cluster was started with:\n    Ray: 2.49.2\n    Python: 3.10.13\n"
@@ -95,6 +107,28 @@ def test_a_ray_without_a_token_stays_on_this_machine_unless_that_is_accepted() -
     assert check_own_ray(record, "2.52.0", loopback=False) == []
 
 
+def test_a_start_of_a_ray_without_a_token_warns_and_with_tls_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(FakeRay(), monkeypatch, tmp_path / "home")
+    monkeypatch.setattr(ray_release, "installed", lambda: "2.51.2")
+
+    def begin(data_dir: Path) -> list[str]:
+        lines: list[str] = []
+        monkeypatch.setattr(owned_ray, "start_owned", refuse)
+        with pytest.raises(RuntimeError, match="Version mismatch"):
+            lifecycle.start(data_dir, ephemeral=True, progress=lines.append)
+        return lines
+
+    (warning,) = begin(tmp_path / "data")
+    assert warning.startswith("WARNING: Ray 2.51.2 has no token")
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with pytest.raises(Rejected, match="insecure=True") as refusal:
+        begin(tmp_path / "exposed")
+    assert refusal.value.field == "host"
+    assert not (tmp_path / "exposed" / "cluster.json").exists()
+
+
 def test_a_start_warns_of_an_untested_ray_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -142,22 +176,27 @@ def test_a_session_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
         pass
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["connects", "waits"])
+def test_an_own_ray_of_another_version_is_not_even_called(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replace(OWNED, version="2.49.2")
+    monkeypatch.setattr(ray_host, "connected_address", lambda: None)
+    monkeypatch.setattr(ray_release, "installed", lambda: "2.60.0")
+    target = RayTarget(address=own.address, owned=own)
+    call = (
+        partial(ray_host.wait_for_answer, timeout_s=1, clock=Clock()) if waits else ray_host.attach
+    )
+    with pytest.raises(AnotherRay, match=r"is Ray 2\.49\.2, this process has Ray 2\.60\.0"):
+        call(target)
+
+
 def test_a_stop_with_another_ray_still_ends_the_own_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(FakeRay({ray_host.HOST_LABEL: "here"}), monkeypatch, tmp_path / "home")
     lifecycle.start(tmp_path / "data", address="auto", ephemeral=True)
-    owned = OwnedRay(
-        address="10.0.0.1:6379",
-        pid=1,
-        start_time=1,
-        boot_id=1,
-        mark="m",
-        temp_dir="/x",
-        auth_mode="disabled",
-        auth_token_path=None,
-    )
-    target = RayTarget(address=owned.address, owned=owned)
+    target = RayTarget(address=OWNED.address, owned=OWNED)
     ended: list[str] = []
     monkeypatch.setattr(ray_host, "load_target", lambda paths, files: target)
     monkeypatch.setattr(ray_host, "running_target", lambda paths, files: target)
