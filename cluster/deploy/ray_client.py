@@ -53,9 +53,9 @@ def connect_url(url: str) -> ClusterHandle:
                 field="target",
             )
         _init(ray, SCHEME + address)
-    elif _connected_address() != address:
-        message = f"this process is connected to ray://{_connected_address()}, not to {url}: call ray.shutdown() first"
-        raise Rejected(message, field="target", limit=f"ray://{_connected_address()}")
+    elif (connected := ray_release.client_address()) != address:
+        message = f"this process is connected to ray://{connected}, not to {url}: call ray.shutdown() first"
+        raise Rejected(message, field="target", limit=f"ray://{connected}")
     return find(name or None)
 
 
@@ -104,12 +104,6 @@ def _names(ray: Any) -> list[str]:
         for name in actor_states.actor_names(ray)
         if name.startswith(prefix) and name.endswith(suffix)
     ]
-
-
-def _connected_address() -> str:
-    # Ray has no public name for it.
-    address: str = sys.modules["ray.util.client"].ray.get_context().client_worker._conn_str
-    return address
 
 
 def _init(ray: ModuleType, address: str, clock: Clock | None = None) -> None:

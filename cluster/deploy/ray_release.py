@@ -125,6 +125,12 @@ def reload_authentication() -> None:
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
+def client_address() -> str:
+    """host:port of the Ray Client server to which this process is connected. Ray has no public name for it."""
+    address: str = sys.modules["ray.util.client"].ray.get_context().client_worker._conn_str
+    return address
+
+
 def mismatch(text: str, address: str) -> AnotherRay | None:
     """The error of a driver that Ray refuses for its version; None: Ray's message says something else."""
     found = _MISMATCH.search(text)

@@ -44,7 +44,7 @@ REFUSED = (
 )
 #: what asks which Ray there is, or uses what Ray keeps to itself
 ASKS = re.compile(
-    r"\bray\.__version__|version(_of)?\(.ray.\)|_raylet|\bray\._private|hasattr\(ray\b"
+    r"\bray\.__version__|version(_of)?\(.ray.\)|_raylet|\bray\._private|_conn_str|hasattr\(ray\b"
 )
 
 
