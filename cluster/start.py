@@ -22,10 +22,10 @@ from raymq.store.config.store_config import WHILE_RUNNING
 from .cluster import Cluster
 from .connect import known_ca, local_handle
 from .controller import controller_actor
-from .deploy import actor_set, owned_ray, ray_host, run_sweep
+from .deploy import actor_set, owned_ray, ray_host, ray_release, run_sweep
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import save_endpoints
-from .deploy.start_checks import check_addresses, check_pools
+from .deploy.start_checks import check_addresses, check_own_ray, check_pools
 from .operations import add_shards, set_config
 from .operations.context import DirectoryCall
 from .record import cluster_record
@@ -128,7 +128,8 @@ def start(
         host: the address on which shards listen: 127.0.0.1 by default; "node" (default with `nodes`) is the address by
             which Ray knows the node of each shard.
         insecure: accept that other machines can reach an unencrypted port, where they can read the token and every
-            message. RAY_USE_TLS=1 encrypts it. False by default.
+            message. RAY_USE_TLS=1 encrypts it. With a Ray before 2.52, which has no token, accept also that they can
+            run code in a Ray that this call starts. False by default.
         nodes: values of the node label `raymq-node` over which the shards are spread, each follower on another node
             than its leader. `data_dir` is then a path on each node. None (default): everything on this machine.
         timeout_s: seconds for the whole start, which may find, start or replace a Ray, and recovers every shard. 180
@@ -191,6 +192,9 @@ class _Start(DirectoryCall):
         paths, files = self.paths, self.files
         stored, record = plan.stored, plan.record
         first = stored is None
+        untested = ray_release.untested(ray_release.installed())
+        if untested is not None:
+            self.warn(f"WARNING: {untested}")
         token = load_or_make_token(paths, files)
         ca = _save_authority(paths, record, files)
         run_sweep.sweep(files, self.clock)
@@ -321,6 +325,10 @@ class _Start(DirectoryCall):
                 field="address",
             )
 
+        # With TLS the certificate names Ray's address, and Ray accepts only drivers with a certificate.
+        loopback = tls.is_loopback(record.host) and not tls.wanted(os.environ)
+        for line in check_own_ray(record, ray_release.installed(), loopback=loopback):
+            self.warn(line)
         if first:
             self.save(record)
 
@@ -330,8 +338,7 @@ class _Start(DirectoryCall):
                 files=files,
                 clock=self.clock,
                 progress=self.report,
-                # With TLS the certificate names Ray's address, and Ray accepts only drivers with a certificate.
-                loopback=tls.is_loopback(record.host) and not tls.wanted(os.environ),
+                loopback=loopback,
                 timeout_s=self.left_s,
             )
         except RayMQError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import AnotherRay, Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from .controller import controller_actor
@@ -128,7 +128,7 @@ class _Stop(DirectoryCall):
                 ended = controller_actor.close(ray, record, clock=self.clock)
                 closed = actor_end.close(ray, record, clock=self.clock, timeout_s=self.timeout_s)
                 return {**ended, **closed}
-        except Unavailable as error:
+        except (AnotherRay, Unavailable) as error:
             # A Ray that `start` started is ended anyway. Any other Ray is the caller's to repair.
             if running.owned is None:
                 raise

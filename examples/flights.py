@@ -711,7 +711,6 @@ def with_spark(cluster: raymq.Cluster, rows: int, data_dir: Path) -> bool:
     cluster.create_topic(PROBE, queues=SHARDS)
     with console.status("preparing the data set, starting Spark on Ray"):
         path = prepare(data_dir, rows)
-        os.environ["RAY_AUTH_MODE"] = "token"
         ray.init(address=cluster.ray_address, namespace="flights-demo", log_to_driver=False)
         spark = raydp_session(
             "raymq-flights", configs={f"spark.executorEnv.{MARK}": str(os.getpid())}

@@ -316,6 +316,44 @@ def test_the_ban_on_record_offsets_sees_what_it_is_for(source, offset):
     assert found[:1] == ([offset] if offset else [])
 
 
+def is_null_scalar(node: ast.expr) -> bool:
+    """Whether it is None, or `pa.scalar(None...)`."""
+    is_none = isinstance(node, ast.Constant) and node.value is None
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("scalar") and node.args:
+        return is_null_scalar(node.args[0])
+    return is_none
+
+
+def gives_null(node: ast.AST) -> bool:
+    """Whether it is an `if_else` with a null scalar, which gives wrong bytes for slices before Arrow 24."""
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("if_else"):
+        return False
+    return any(map(is_null_scalar, node.args))
+
+
+def test_rows_become_null_by_null_where_alone():
+    found = [
+        f"{path}:{getattr(node, 'lineno', 0)}"
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if gives_null(node)
+    ]
+    assert not found, f"use null_where of store/records/binary_columns.py: {found}"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        ("pc.if_else(mask, pa.scalar(None, pa.binary()), values)", True),
+        ("pc.if_else(mask, values, None)", True),
+        ("pc.if_else(mask, pa.nulls(3, pa.binary()), values)", False),
+        ("pc.if_else(mask, mark, values)", False),
+    ],
+)
+def test_the_ban_on_null_scalars_sees_what_it_is_for(source, is_found):
+    assert any(map(gives_null, ast.walk(ast.parse(source)))) == is_found
+
+
 def test_put_statuses_are_spelt_in_status_alone():
     statuses = {status.value for status in PutStatus}
     found = [

@@ -10,6 +10,7 @@ from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
 from raymq.store.delay.delay_hook import DELIVER_MS, out_time_ms
 from raymq.store.delay.timer_rule import OUT_MS
+from raymq.store.records.binary_columns import null_where
 
 #: 2001-01-01: an earlier time is one in seconds that was taken for milliseconds
 EARLIEST_MS = 978_307_200_000
@@ -59,7 +60,7 @@ def encode_times(times: pa.Array) -> pa.Array:
         pa.scalar(b"\x02"),
         b"",
     )
-    return pc.if_else(times.is_valid(), found, pa.scalar(None, pa.binary()))
+    return null_where(times.is_null(), found)
 
 
 def is_time(kind: pa.DataType) -> bool:

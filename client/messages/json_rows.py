@@ -23,6 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from raymq.store.records.binary_columns import null_where
+
 #: what a JSON text must not have as it is
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 _CONTROLS = r"[\x00-\x1f]"
@@ -185,7 +187,7 @@ def _joined(values: pa.Array, items: pa.Array, opening: str, closing: str) -> pa
 
 
 def _where_valid(values: pa.Array, texts: pa.Array) -> pa.Array:
-    return pc.if_else(values.is_valid(), texts, pa.scalar(None, pa.string()))
+    return null_where(values.is_null(), texts)
 
 
 # --- decode ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
-from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.binary_columns import null_where, value_bytes, value_offsets
 from raymq.store.records.property_columns import PropertyColumns
 
 TEXT_KEY = "__SHARDINGKEY"
@@ -57,9 +57,7 @@ def key_properties(keys: pa.Array) -> pa.Array:
     """The encoded key property of each row of a binary column; null if the key is null."""
     text = _text_rows(keys)
     valid = keys.is_valid().to_numpy(zero_copy_only=False)
-    as_text = _joined(
-        "__SHARDINGKEY\x01", pc.if_else(pa.array(text), keys, pa.scalar(None, pa.binary()))
-    )
+    as_text = _joined("__SHARDINGKEY\x01", null_where(pa.array(~text), keys))
     binary = valid & ~text
     if not binary.any():
         return as_text

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.errors import Rejected
-from raymq.store.records.binary_columns import value_bytes, value_offsets
+from raymq.store.records.binary_columns import null_where, value_bytes, value_offsets
 from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, encode
 
 from .message import SYSTEM_PROPERTIES
@@ -47,8 +47,7 @@ def joined_properties(left: pa.Array, right: pa.Array) -> pa.Array:
     joined = pc.binary_join_element_wise(
         left, right, b"", null_handling="replace", null_replacement=b""
     )
-    empty = pc.and_(left.is_null(), right.is_null())
-    return pc.if_else(empty, pa.scalar(None, pa.binary()), joined)
+    return null_where(pc.and_(left.is_null(), right.is_null()), joined)
 
 
 class _Pairs(NamedTuple):

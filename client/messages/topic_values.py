@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.records.binary_columns import null_where
 from raymq.store.records.property_columns import PropertyColumns
 
 from .fields import NULL_VALUE
@@ -102,7 +103,7 @@ class TopicValues(NamedTuple):
                 raise Rejected(message, field=field.name, limit="0001-01-01 to 9999-12-31")
 
         bodies = encode_rows(columns, schema)
-        return bodies if not is_null.any() else pc.if_else(pa.array(is_null), _NOTHING, bodies)
+        return bodies if not is_null.any() else null_where(pa.array(is_null), bodies)
 
     def decode(
         self, bodies: pa.Array, offsets: pa.Array, *, names: Sequence[str]
@@ -208,4 +209,4 @@ def with_nulls(bodies: pa.Array, properties: PropertyColumns) -> pa.Array:
     if marks.null_count == len(marks):
         return bodies
     is_null = pc.and_(pc.equal(pc.binary_length(bodies), 0), marks.is_valid())
-    return pc.if_else(is_null, _NOTHING, bodies)
+    return null_where(is_null, bodies)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import TIMER_TOPIC
+from raymq.store.records.binary_columns import null_where
 from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, encode
 from raymq.store.records.record import PUT_SCHEMA
 
@@ -231,5 +232,5 @@ def _index_keys(batch: pa.RecordBatch) -> pa.Array | None:
     found = pc.binary_join_element_wise(
         pa.scalar(f"{INDEX_KEYS}\x01".encode()), words, pa.scalar(b"\x02"), b""
     )
-    has_keys = pc.greater(pc.list_value_length(lists), 0).fill_null(False)
-    return pc.if_else(has_keys, found, pa.scalar(None, pa.binary()))
+    has_none = pc.equal(pc.list_value_length(lists), 0).fill_null(True)
+    return null_where(has_none, found)

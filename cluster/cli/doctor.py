@@ -22,6 +22,7 @@ from raymq.actors.protocol import tls
 from raymq.actors.shared.control_block import check_architecture
 from raymq.cluster.bench.machine import version_of
 from raymq.cluster.connect import connect
+from raymq.cluster.deploy import ray_release
 from raymq.cluster.record.cluster_record import ClusterRecord, StartOptions, load_record
 from raymq.cluster.record.disk_room import disks_of
 from raymq.cluster.record.paths import (
@@ -56,9 +57,10 @@ CheckLevel = Literal["ok", "warn", "fail"]
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 _PYTHON_MIN = (3, 10)
-_RAY = "2.60"
 #: the first file of a log
 _DISK_FAIL_BYTES = GIB
+#: the first major version of pyarrow that RayMQ works with
+_PYARROW_MIN = 19
 _DISK_WARN_BYTES = 20 * GIB
 _SHM_WARN_BYTES = 512 * MIB
 _SHM_LOW_BYTES = 1 * MIB
@@ -109,12 +111,13 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
     checks = [
         check_python(sys.version_info[:3]),
         check_machine(platform.system(), platform.machine()),
-        *(check_package(name, version_of(name), need) for name, need in _PACKAGES),
+        check_ray(version_of("ray")),
+        *(check_package(name, version_of(name), oldest) for name, oldest in _PACKAGES),
         check_crc(_has("google_crc32c"), _has("isal")),
         check_java(java_path, java.major_version(java_path) if java_path else 0),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         check_shared_memory(*_space_of("/dev/shm")),
-        check_auth(os.environ),
+        check_auth(os.environ, version_of("ray")),
         check_run_dir(run_dir_fault(files)),
         check_home(home_dirs(), files),
         check_proxy(os.environ),
@@ -126,8 +129,8 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
     return checks + examine_data_dir(data_dir, files, ephemeral=ephemeral)
 
 
-#: package -> the version it must begin with, "" for any
-_PACKAGES = (("ray", _RAY), ("pyarrow", ""), ("numpy", ""))
+#: package -> the oldest major version that serves
+_PACKAGES = (("pyarrow", _PYARROW_MIN), ("numpy", 1))
 
 
 def check_python(version: tuple[int, int, int]) -> Check:
@@ -150,12 +153,27 @@ def check_machine(system: str, machine: str) -> Check:
     return _ok("machine", found)
 
 
-def check_package(name: str, version: str | None, need: str) -> Check:
-    """A required package, in the version that RayMQ is made for."""
+def check_ray(version: str | None) -> Check:
+    """Ray, in one of the releases that RayMQ is tested with. `raymq start` judges it in the same way."""
+    tested = f"{ray_release.OLDEST} to {ray_release.NEWEST}"
     if version is None:
-        return _fail(name, "not installed", f"pip install '{name}{f'=={need}.*' if need else ''}'")
-    if need and not (version + ".").startswith(need + "."):
-        return _warn(name, version, f"made and tested with {need}: pip install '{name}=={need}.*'")
+        return _fail("ray", "not installed", f"pip install 'ray=={ray_release.NEWEST}.*'")
+    try:
+        untested = ray_release.untested(version)
+    except Rejected as error:
+        return _fail("ray", version, f"{error.message}; {tested} are tested")
+    if untested is not None:
+        return _warn("ray", untested, f"if something fails, use one of {tested}")
+    return _ok("ray", version)
+
+
+def check_package(name: str, version: str | None, oldest: int) -> Check:
+    """A required package. Args: `oldest`: the first major version that serves."""
+    if version is None:
+        return _fail(name, "not installed", f"pip install '{name}>={oldest}'")
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) < oldest:
+        return _fail(name, f"{version}, {oldest} is needed", f"pip install '{name}>={oldest}'")
     return _ok(name, version)
 
 
@@ -219,9 +237,19 @@ def check_shared_memory(size: int | None, free: int | None) -> Check:
     return _ok("/dev/shm", found)
 
 
-def check_auth(environment: Mapping[str, str]) -> Check:
-    """How Ray authenticates: an owned Ray uses tokens unless RAY_AUTH_MODE says otherwise."""
+def check_auth(environment: Mapping[str, str], ray: str | None) -> Check:
+    """How Ray authenticates: an owned Ray uses tokens unless RAY_AUTH_MODE says otherwise.
+
+    Args: `ray`: the version of Ray. Before 2.52 it has no token.
+    """
     mode = environment.get("RAY_AUTH_MODE")
+    if not ray_release.has_token(ray):
+        try:
+            ray_release.own_auth_mode(environment, ray)
+        except Rejected as error:
+            return _fail("ray token", error.message, "`raymq start` refuses it")
+        advice = "install a newer Ray, unless all users of this machine may do that"
+        return _warn("ray token", ray_release.tokenless(ray), advice)
     if mode is None:
         return _ok("ray token", "RAY_AUTH_MODE unset: an own Ray uses a token")
     if mode.lower() == "disabled":

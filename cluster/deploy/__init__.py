@@ -1,6 +1,7 @@
 """A cluster on Ray: the Ray under it, its actors, the nodes they are on, where they listen now.
 
 ray_host         the Ray under a cluster: which one it is, and the way into it
+ray_release      what differs between the releases of Ray
 owned_ray        the Ray that `start` owns
 ray_head         the program that becomes a detached `ray start`
 ray_probe        the program that tries whether a Ray takes a driver

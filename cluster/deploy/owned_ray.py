@@ -2,8 +2,9 @@
 
 The Ray is `ray start --head --block` in a session of its own. It outlives the shell, and uses free ports and a private
 session directory. It never touches another Ray of the machine: `ray stop`, which ends all of them, is not used, nor is
-the machine-wide "current cluster" file. It runs with RAY_AUTH_MODE from the environment, else "token". In a Ray without
-a token, streaming calls of a driver that finds one in ~/.ray/auth_token hang.
+the machine-wide "current cluster" file. It runs with RAY_AUTH_MODE from the environment, else "token" if its release
+has tokens (ray_release.py). In a Ray without a token, streaming calls of a driver that finds one in ~/.ray/auth_token
+hang.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.files import Files
 
-from . import process_tree, ray_host
+from . import process_tree, ray_host, ray_release
 from .process_tree import MARK, end_family, leader_alive, running, start_time
 from .ray_host import OwnedRay, Progress, RayTarget
 
@@ -176,6 +177,7 @@ def _start_once(
         temp_dir=str(temp_dir),
         auth_mode=environment["RAY_AUTH_MODE"].lower(),
         auth_token_path=environment.get("RAY_AUTH_TOKEN_PATH"),
+        version=ray_release.installed(),
     )
 
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
@@ -326,7 +328,7 @@ def owned_environment(mark: str, paths: ClusterPaths, files: Files) -> dict[str,
     """The environment of an owned Ray: the caller's, with authentication, java and raymq set."""
     environment = dict(os.environ)
     environment[MARK] = mark
-    environment["RAY_AUTH_MODE"] = environment.get("RAY_AUTH_MODE", "token").lower()
+    environment["RAY_AUTH_MODE"] = ray_release.own_auth_mode(environment, ray_release.installed())
     # Otherwise SIGTERM waits 30 s for detached actors, which do not end by themselves.
     environment.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "3")
     # An owned Ray is a cluster of its own, whatever the shell's RAY_ADDRESS says.

@@ -15,7 +15,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 
-from . import actor_states
+from . import actor_states, ray_release
 
 SCHEME = "ray://"
 #: the process that serves a client sometimes dies at its start (a fork beside gRPC's threads, Ray issue 63202), and
@@ -54,9 +54,9 @@ def connect_url(url: str) -> ClusterHandle:
                 field="target",
             )
         _init(ray, SCHEME + address)
-    elif _connected_address() != address:
-        message = f"this process is connected to ray://{_connected_address()}, not to {url}: call ray.shutdown() first"
-        raise Rejected(message, field="target", limit=f"ray://{_connected_address()}")
+    elif (connected := ray_release.client_address()) != address:
+        message = f"this process is connected to ray://{connected}, not to {url}: call ray.shutdown() first"
+        raise Rejected(message, field="target", limit=f"ray://{connected}")
     return find(name or None)
 
 
@@ -108,12 +108,6 @@ def _names(ray: Any) -> list[str]:
     ]
 
 
-def _connected_address() -> str:
-    # Ray has no public name for it.
-    address: str = sys.modules["ray.util.client"].ray.get_context().client_worker._conn_str
-    return address
-
-
 def _init(ray: ModuleType, address: str, clock: Clock | None = None) -> None:
     # Ray Client warns about large arguments of calls. Here they are batches of messages.
     warnings.filterwarnings("ignore", "More than 10MB of messages", UserWarning)
@@ -125,6 +119,9 @@ def _init(ray: ModuleType, address: str, clock: Clock | None = None) -> None:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
             return
         except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+            refusal = ray_release.mismatch(str(error), address)
+            if refusal is not None:
+                raise refusal from error
             # Ray's proxy sometimes reports only after half a minute that its process died.
             died = isinstance(error, ConnectionAbortedError)
             silent = not died and clock.monotonic() - began > SILENT_S

@@ -7,7 +7,6 @@ is. The authentication mode of an owned Ray is recorded, and a driver with anoth
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -25,9 +24,10 @@ from typing import Any
 from raymq.client.transport.actor_names import NAMESPACE
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 
+from . import ray_release
 from .process_tree import Family, leader_alive
 
 Progress = Callable[[str], None]
@@ -62,6 +62,8 @@ class OwnedRay:
     auth_mode: str
     #: RAY_AUTH_TOKEN_PATH at start, if it was set
     auth_token_path: str | None
+    #: of Ray; None: not known
+    version: str | None = None
 
     @property
     def family(self) -> Family:
@@ -198,8 +200,8 @@ def session(
 
     Args: `timeout_s`: how long Ray may take to answer; None: Ray's own patience, which may be endless.
     `why_unhealthy`: as for `wait_for_answer`; only asked within `timeout_s`.
-    Raises: Unavailable when Ray does not answer, Rejected when this process is connected to another
-    Ray or runs with another authentication mode.
+    Raises: Unavailable when Ray does not answer, AnotherRay when it has another version, Rejected when this process is
+    connected to another Ray or runs with another authentication mode.
     """
     global _own_sessions
     # Ray's own connect and disconnect bear no other thread beside them.
@@ -241,6 +243,7 @@ def attach(
     Returns: the `ray` module. Args and raises: as `session`.
     """
     if target.owned is not None:
+        ray_release.check_same(target.owned.version, target.address)
         _adopt_authentication(target.owned)
 
     # Ray itself tries for minutes, and reports that on standard error.
@@ -258,7 +261,7 @@ def attach(
         if fault is not None:
             raise _no_answer(target.address, fault)
 
-    _reload_authentication()
+    ray_release.reload_authentication()
     try:
         return connect_driver(target.address)
     except CONNECT_ERRORS as error:
@@ -292,9 +295,10 @@ def wait_for_answer(
     """Wait until the Ray accepts a driver, which a separate process tries (ray_probe.py).
 
     Returns: None when it did, else why not: the answer of `why_unhealthy`, which is polled, or Ray's own message.
-    Raises: Unavailable when Ray is silent for longer than `timeout_s`.
+    Raises: Unavailable when Ray is silent for longer than `timeout_s`, AnotherRay for the versions of the two sides.
     """
     if target.owned is not None:
+        ray_release.check_same(target.owned.version, target.address)
         _adopt_authentication(target.owned)
     deadline_ms = clock.monotonic_ms() + int(timeout_s * 1000)
 
@@ -328,7 +332,11 @@ def wait_for_answer(
         printed.seek(0)
         lines = printed.read().decode("utf-8", "replace").strip().splitlines()
 
-    return why_unhealthy() or (lines[-1] if lines else f"a driver ended with {code}")
+    why = lines[-1] if lines else f"a driver ended with {code}"
+    refusal = ray_release.mismatch(why, target.address)
+    if refusal is not None:
+        raise refusal
+    return why_unhealthy() or why
 
 
 def importable(environment: dict[str, str]) -> dict[str, str]:
@@ -342,8 +350,8 @@ def importable(environment: dict[str, str]) -> dict[str, str]:
     return environment
 
 
-def _no_answer(address: str, why: str) -> Unavailable:
-    return Unavailable(
+def _no_answer(address: str, why: str) -> RayMQError:
+    return ray_release.mismatch(why, address) or Unavailable(
         f"Ray at {address} does not answer: {why}. Is it running, and does this process "
         "have its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
         address=address,
@@ -363,15 +371,17 @@ def leave(owned: OwnedRay) -> None:
 def let_join(owned: OwnedRay) -> None:
     """Make `ray.init(owned.address)` work in this process, which knows neither the mode nor the token of that Ray.
 
-    Does nothing in a process that is connected to a Ray, or whose environment names another Ray or mode.
+    Does nothing in a process that is connected to a Ray, has another version of it, or whose environment names another
+    Ray or mode.
     """
     named = os.environ.get("RAY_ADDRESS")
     if connected_address() is not None or (named and not _same_address(named, owned.address)):
         return
     with contextlib.suppress(Rejected):
+        ray_release.check_same(owned.version, owned.address)
         _adopt_authentication(owned)
         if "ray" in sys.modules:
-            _reload_authentication()
+            ray_release.reload_authentication()
 
 
 def _adopt_authentication(owned: OwnedRay) -> None:
@@ -407,15 +417,3 @@ def _adopt(name: str, value: str | None) -> None:
     else:
         os.environ.pop(name, None)
         _adopted.pop(name, None)
-
-
-def _reload_authentication() -> None:
-    """Make Ray read its variables and its token again.
-
-    It caches the mode when it is imported and the token when it is first used, for the life of the process. A
-    program that changes from one Ray to another would present the first one's token to the second.
-    """
-    # An extension module without types. The mode comes first: a call of Ray that is still ending may read the token.
-    raylet = importlib.import_module("ray._raylet")
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()

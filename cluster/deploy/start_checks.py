@@ -8,10 +8,11 @@ from raymq.actors.protocol import tls
 from raymq.cluster.record.cluster_record import ClusterRecord, store_config
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.cluster.record.placement import NODE_HOST
+from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
 from raymq.store.log.transient_pool import check_room
 
-from . import node_labels
+from . import node_labels, ray_release
 
 
 def check_pools(paths: ClusterPaths, record: ClusterRecord, files: Files) -> None:
@@ -22,6 +23,26 @@ def check_pools(paths: ClusterPaths, record: ClusterRecord, files: Files) -> Non
         leaders = [paths.replica(shard, 0) for shard in range(record.shards)]
         pool_bytes = config.transient_pool_slices * config.transient_pool_slice_bytes
         check_room(leaders, pool_bytes, files=files)
+
+
+def check_own_ray(record: ClusterRecord, version: str | None, *, loopback: bool) -> list[str]:
+    """Warnings about a Ray that `start` is about to start: its release may have no token.
+
+    Args: `loopback`: it listens on 127.0.0.1 only.
+    Raises: Rejected when other machines would reach such a Ray, and `insecure` does not accept that.
+    """
+    if ray_release.has_token(version):
+        return []
+    why = ray_release.tokenless(version)
+    if not loopback and not record.insecure:
+        raise Rejected(
+            f"{why}, and other machines would reach them: install a newer Ray, leave Ray on 127.0.0.1 (no host, no "
+            "TLS), or accept it with insecure=True (command line: --insecure)",
+            field="host",
+            limit="127.0.0.1",
+            found=record.host,
+        )
+    return [f"WARNING: {why}"]
 
 
 def check_addresses(ray: ModuleType, record: ClusterRecord, *, first: bool) -> list[str]:

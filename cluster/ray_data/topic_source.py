@@ -22,6 +22,7 @@ from raymq.client.messages.topic_values import TopicValues
 from raymq.client.messages.user_properties import list_offsets, user_properties
 from raymq.client.transport.away import while_away
 from raymq.client.transport.routes import Routes
+from raymq.cluster.deploy.ray_release import read_task
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 from .topic_sink import check_transport
@@ -185,12 +186,12 @@ class TopicSource(Datasource):
             for each in split_ranges(self._ranges, parallelism)
         ]
         return [
-            ReadTask(
+            read_task(
                 reader,
                 # A compacted queue has fewer messages than offsets.
                 BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None),
                 schema=schema,
-                per_task_row_limit=per_task_row_limit,
+                row_limit=per_task_row_limit,
             )
             for reader in readers or [lambda: [schema.empty_table()]]
         ]

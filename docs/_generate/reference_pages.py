@@ -209,7 +209,7 @@ VARIABLES = {
     "RAYMQ_TOKEN": "the token, for `raymq://` addresses",
     "RAYMQ_LOG_LEVEL": "what the processes of a cluster log: DEBUG, INFO, WARNING or ERROR; default WARNING",
     "RAY_ADDRESS": "the Ray that `raymq start` attaches to, and in which `connect` looks a name up",
-    "RAY_AUTH_MODE": "Ray's own authentication; a Ray that `raymq start` starts runs with `token`",
+    "RAY_AUTH_MODE": "Ray's own authentication; a Ray that `raymq start` starts runs with `token`, from Ray 2.52 on",
     "RAY_AUTH_TOKEN_PATH": "file of Ray's token; without it `~/.ray/auth_token`, and for a user without a home "
     "`ray-token` in the data directory",
     "RAY_worker_niceness": "priority of Ray's workers; a Ray that `raymq start` starts has 0",

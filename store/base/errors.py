@@ -115,6 +115,10 @@ class AnotherShard(Rejected):
     """Another shard or cluster listens at the address of the call."""
 
 
+class AnotherRay(Rejected):
+    """The cluster's Ray, or its Python, has another version than that of this process."""
+
+
 class UntrustedServer(Rejected):
     """The certificate of a server is not accepted."""
 

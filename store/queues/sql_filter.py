@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.errors import Rejected
+from raymq.store.records.binary_columns import null_where
 
 _NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _INTEGER = r"^[+-]?[0-9]{1,18}$"
@@ -364,13 +365,13 @@ def _join(
 
 def _where(values: pa.Array, then: object) -> pa.Array:
     """`then` for each value that is there, otherwise unknown."""
-    return pc.if_else(values.is_valid(), then, pa.scalar(None, pa.bool_()))
+    return pc.if_else(values.is_valid(), then, pa.nulls(len(values), pa.bool_()))
 
 
 def _texts(values: pa.Array, pattern: str) -> pa.Array:
     """The values that match, as text without a leading plus."""
     matching = pc.match_substring_regex(values, pattern)
-    kept = pc.if_else(matching, values, pa.scalar(None, pa.binary())).cast(pa.string())
+    kept = null_where(pc.invert(matching), values).cast(pa.string())
     return pc.replace_substring_regex(kept, r"^\+", "")
 
 

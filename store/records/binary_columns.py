@@ -8,6 +8,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
 
@@ -42,6 +43,14 @@ def joined_length(array: pa.Array) -> int:
     """The length of `joined_values`."""
     low, high = _edges(array)
     return high - low
+
+
+def null_where(mask: pa.Array, values: pa.Array) -> pa.Array:
+    """The values of a binary or string column, but null in the rows of the mask.
+
+    `pc.if_else` with a null scalar gives the bytes of other rows for a slice, before Arrow 24 (its issue 49410).
+    """
+    return pc.if_else(mask, pa.nulls(len(values), values.type), values)
 
 
 def _edges(array: pa.Array) -> tuple[int, int]:

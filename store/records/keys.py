@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
 
-from .binary_columns import joined_values, one_value, value_offsets
+from .binary_columns import joined_values, null_where, one_value, value_offsets
 from .properties import NAME_VALUE_SEPARATOR, decode
 
 KEYS, UNIQ_KEY = "KEYS", "UNIQ_KEY"
@@ -96,4 +96,4 @@ def key_column(properties: pa.Array) -> pa.Array:
     """
     found = pc.struct_field(pc.extract_regex(properties, _WHOLE_KEYS), 0)
     blank = pc.match_substring_regex(found, _ONLY_BLANKS)
-    return pc.if_else(pc.fill_null(blank, True), pa.scalar(None, found.type), found)
+    return null_where(pc.fill_null(blank, True), found)

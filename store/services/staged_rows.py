@@ -29,7 +29,7 @@ from raymq.store.delay.delay_hook import DelayHook
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records import producer_stamp
-from raymq.store.records.binary_columns import ranges, value_bytes, value_offsets
+from raymq.store.records.binary_columns import null_where, ranges, value_bytes, value_offsets
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.properties import PROPERTY_SEPARATOR, TAG_NAME
 from raymq.store.records.record import PUT_SCHEMA
@@ -422,7 +422,7 @@ def _text(data: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s) -> pa.Binar
     if bool((starts == ends).all()):
         return pa.nulls(len(starts), pa.binary())
     found = ranges(data, starts, ends)
-    return pc.if_else(pc.equal(pc.binary_length(found), 0), pa.scalar(None, pa.binary()), found)
+    return null_where(pc.equal(pc.binary_length(found), 0), found)
 
 
 def _first_bytes(properties: pa.BinaryArray) -> npt.NDArray[np.uint8]:

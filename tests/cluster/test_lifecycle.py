@@ -16,7 +16,14 @@ from raymq.client.transport.routes import Routes
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.connect import connect
-from raymq.cluster.deploy import actor_end, actor_states, owned_ray, ray_client, ray_host
+from raymq.cluster.deploy import (
+    actor_end,
+    actor_states,
+    owned_ray,
+    ray_client,
+    ray_host,
+    ray_release,
+)
 from raymq.cluster.deploy.ray_host import RayTarget
 from raymq.cluster.record.cluster_record import StartOptions, load_record, new_record
 from raymq.cluster.record.paths import ClusterPaths
@@ -554,7 +561,7 @@ def test_connecting_lets_this_process_join_the_ray_of_the_cluster(
     begin(tmp_path)
     own = RayTarget(address=OWNED.address, owned=OWNED)
     monkeypatch.setattr(ray_host, "running_target", lambda paths, files: own)
-    monkeypatch.setattr(ray_host, "_reload_authentication", lambda: None)
+    monkeypatch.setattr(ray_release, "reload_authentication", lambda: None)
     monkeypatch.setattr(ray_host, "_adopted", {})
     monkeypatch.setattr(os, "environ", {"RAYMQ_HOME": os.environ["RAYMQ_HOME"], **environment})
     cluster = connect()

@@ -10,7 +10,7 @@ import pytest
 
 from raymq.store.base.errors import Rejected
 from raymq.store.records import binary_columns
-from raymq.store.records.binary_columns import binary_array, one_value
+from raymq.store.records.binary_columns import binary_array, null_where, one_value
 from raymq.store.records.keys import keyed_column
 from raymq.store.records.record import PUT_SCHEMA, batch_bytes, check_put
 from raymq.store.records.small_batch import SMALL_BYTES_MAX
@@ -121,3 +121,12 @@ def test_a_column_of_bytes_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(binary_array([b"abc", b"de"])) == 2
     with pytest.raises(pa.ArrowInvalid, match="6 bytes of values"):
         binary_array([b"abc", b"def"])
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string()], ids=["binary", "string"])
+def test_rows_of_a_mask_become_null_in_a_slice_too(kind: pa.DataType) -> None:
+    values = pa.array(["skipped", "a", None, "", "long", "b"], kind).slice(1)
+    mask = pa.array([False, False, True, False, None])
+    found = null_where(mask, values)
+    found.validate(full=True)
+    assert found.equals(pa.array(["a", None, None, "long", None], kind))
