@@ -26,7 +26,7 @@ from tests.support.leftovers import claim
 from tests.support.loop_disk import LoopDisk
 from tests.support.workers import end_with_parent
 
-pytestmark = pytest.mark.loop_disk
+pytestmark = [pytest.mark.loop_disk, pytest.mark.thorough]
 
 #: a container's file systems: only its volume and two tmpfs can be written
 CONTAINER = """
