@@ -174,7 +174,8 @@ class Oracle:
 
     def close(self) -> None:
         """End the process, which halts at the end of its input if it has not halted already."""
-        self._process.communicate(timeout=30)
+        # A JVM that halts takes long on a busy machine.
+        self._process.communicate(timeout=300)
 
 
 class RocketMQ:
