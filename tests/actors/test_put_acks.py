@@ -22,6 +22,7 @@ from raymq.actors.shared.idle_cores import IdleCores
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.config.promise import Acks, Ends, Flush, promises
+from raymq.store.config.running_config import RunningConfig
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.records.requests import AppendedRows, PutRequest
 from tests.support.batches import put_one, request
@@ -343,7 +344,7 @@ def test_an_ended_leadership_acknowledges_nothing_by_the_ends_of_another_leaders
             appends=SimpleNamespace(publish=published.append, wake_for_append=lambda: None)
         ),
         clock=Clock(),
-        config=StoreConfig(),
+        config=RunningConfig.of(StoreConfig()),
         serving=SimpleNamespace(fail=published.append),
         election_loop=SimpleNamespace(idle_wait_ms=int),
     )
