@@ -311,7 +311,7 @@ class Cluster(ClusterHandle):
 
         Raises:
             Rejected: an option that does not exist or does not change while the cluster runs, or a value that it does
-                not take. Nothing was changed.
+                not take. Nothing was changed. If the error names a shard, that one refused, and the others have it.
             Unavailable: a shard does not take the change now; the others have it. The same call completes it.
             DeliveryUnknown: a shard did not make the change durable within 15 s. The same call completes it.
         """

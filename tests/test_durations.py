@@ -64,7 +64,9 @@ def test_beside_other_work_a_budget_grows_by_how_long_a_computation_waits() -> N
     seconds = {"a": 58.0, "b": 20.0, "c": 20.0}
     budgets = {"a": 23.0, "b": 20.0, "c": 20.0}
     assert len(durations.over_budget(seconds, budgets)) == 1
-    assert durations.over_budget(seconds, budgets, [1.0, 1.4]) == []
+    alone, busy = durations.LANES_WAIT, 1.2 * durations.LANES_WAIT
+    assert len(durations.over_budget(seconds, budgets, [1.0, alone, 9.0])) == 1
+    assert durations.over_budget(seconds, budgets, [1.0, busy, 9.0]) == []
 
 
 def test_a_computation_takes_its_own_cpu_time_or_longer() -> None:

@@ -150,6 +150,8 @@ class PutAcks:
         self.waiting = 0
         self._counters = counters
         self.latency = latency or LatencyCounter()
+        #: what `_write_lines` writes: the kind, the seconds and the facts of a slow or late put
+        self._lines: list[tuple[SlowCalls, float, str]] = []
         self.slow_puts = SlowCalls("a put", logger, parts.clock)
         self.late_replicas = SlowCalls(
             "a put that too few replicas have had in time", logger, parts.clock
@@ -219,6 +221,7 @@ class PutAcks:
                     if queue.waits_for_replicas:
                         self._submit_to_replication(queue, now_ms)
         self._appends.wake_for_append()
+        self._write_lines()
         return finished
 
     def _enqueue(self, puts: list[AppendedPut]) -> list[PutTicket]:
@@ -375,6 +378,7 @@ class PutAcks:
 
         if finished:
             notify_all_done(finished)
+        self._write_lines()
 
     def _finish(self, put: AppendedPut, now_s: float) -> None:
         """The promise was kept. Needs `_submit_lock`."""
@@ -383,14 +387,14 @@ class PutAcks:
             took_s = now_s - ticket.began
             self.latency.add(took_s)
             if took_s > SLOW_S:
-                self.slow_puts.note(took_s, self._facts(put))
+                self._lines.append((self.slow_puts, took_s, self._facts(put)))
         ticket.finish(PutOutcome.of(put.appended))
 
     def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
         """Stored, without knowing whether the promise will be kept. Args: `status`: None if the shard has ended."""
         if status is PutStatus.FLUSH_SLAVE_TIMEOUT:
             waited_s = self._clock.monotonic() - put.ticket.began if put.ticket.began else 0.0
-            self.late_replicas.note(waited_s, self._facts(put))
+            self._lines.append((self.late_replicas, waited_s, self._facts(put)))
         if status is None:
             promise = self._queues[put.acks].promise
             status = promise.late_status(self._log.ends, put.appended.end_offset)
@@ -403,6 +407,16 @@ class PutAcks:
                 append=put.appended._asdict(),
             )
         )
+
+    def _write_lines(self) -> None:
+        """Write what was noted under `_submit_lock`. Callers: without it, because the disk of the log may hang."""
+        while self._lines:
+            try:
+                kind, seconds, facts = self._lines.pop(0)
+            except IndexError:
+                # Another thread has written it.
+                return
+            kind.note(seconds, facts)
 
     def _facts(self, put: AppendedPut) -> str:
         """A put and the ends of the log, for a line of the log."""

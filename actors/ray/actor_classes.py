@@ -621,13 +621,16 @@ def _call_self(method: str, has_begun: threading.Event) -> None:
         return
 
     def call(actor: Any) -> None:
-        lost = True
-        while lost:
-            result = getattr(actor, method).remote()
-            lost = False
-            while not lost and not has_begun.wait(LOST_CALL_S):
+        result = None
+        while not has_begun.is_set():
+            try:
                 # The method never returns, so that a result is an error.
-                lost = bool(ray.wait([result], timeout=0)[0])
+                if result is None or ray.wait([result], timeout=0)[0]:
+                    result = getattr(actor, method).remote()
+            except Exception:
+                logger.exception("%s is called again", method)
+                result = None
+            has_begun.wait(LOST_CALL_S)
 
     try:
         start_thread(call, ray.get_runtime_context().current_actor)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import threading
 from collections.abc import Mapping
 
 from raymq.store.base.errors import Rejected
 
 #: the variable with the level of RayMQ's loggers in the processes of a cluster
 LOG_LEVEL = "RAYMQ_LOG_LEVEL"
+#: an actor may start several threads at once
+_log_level_lock = threading.Lock()
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 #: glibc's numbers of these options, and the bytes that one arena may keep
@@ -51,13 +54,14 @@ def set_log_level(environment: Mapping[str, str]) -> None:
         # `start` has refused it. A process that Ray begins again must serve.
         return
     root = logging.getLogger("raymq")
-    if level is None or root.handlers:
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.setLevel(level)
-    root.addHandler(handler)
-    root.propagate = False
+    with _log_level_lock:
+        if level is None or root.handlers:
+            return
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.setLevel(level)
+        root.addHandler(handler)
+        root.propagate = False
 
 
 class _NoPandas:

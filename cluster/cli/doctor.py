@@ -119,7 +119,7 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
         check_shared_memory(*_space_of("/dev/shm")),
         check_auth(os.environ, version_of("ray")),
         check_run_dir(run_dir_fault(files)),
-        check_home(home_dirs(), files),
+        check_home(home_dirs(), os.environ, files),
         check_proxy(os.environ),
         check_tls(os.environ, files, Clock().now_ms() / 1000),
     ]
@@ -269,16 +269,19 @@ def check_run_dir(fault: str | None) -> Check:
     return _ok("run dir", f"{run_dir_path()} for sockets and Ray's session")
 
 
-def check_home(homes: Sequence[Path], files: Files) -> Check:
+def check_home(homes: Sequence[Path], environment: Mapping[str, str], files: Files) -> Check:
     """Where the list of clusters is kept. Args: `homes`: where it may be, in the order of preference."""
-    first, *others = homes
-    fault = why_not_writable(nearest_existing(first, files))
+    fault: str | None = "this user has no home"
+    if homes:
+        fault = why_not_writable(nearest_existing(homes[0], files))
     if fault is None:
-        return _ok("home", f"{first} has the list of clusters")
-    if not others:
+        return _ok("home", f"{homes[0]} has the list of clusters")
+    if environment.get("RAYMQ_HOME"):
         advice = "let RAYMQ_HOME name a directory that this user may write, or name the data directory to each command"
         return _warn("home", f"{fault}: no list of clusters is kept", advice)
-    found = f"{fault}: {others[0]} has the list of clusters, and the data directory Ray's token"
+    found = (
+        f"{fault}: {run_dir_path()} has the list of clusters, and the data directory Ray's token"
+    )
     return _ok("home", found)
 
 

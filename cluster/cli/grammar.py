@@ -12,8 +12,7 @@ A line that begins with a dot is printed after the options.
 
 Braces after a value say more of it: `>=4` is a whole number of at least 4 (`N` alone: at least 1), and there are
 `decimal`, `labels`, `start` and `stop` (offsets), `repeated`, `several` (of an argument), `required` and `default 4`. A
-default that the help does
-not name is added to it.
+default that the help does not name is added to it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pathlib import Path
 from raymq.cluster.record.paths import ClusterPaths, in_home, run_dir
 from raymq.spark import java
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 
 from . import process_tree, ray_host, ray_release
@@ -369,7 +369,7 @@ def _ensure_ray_token(environment: dict[str, str], paths: ClusterPaths, files: F
     if named:
         try:
             _make_ray_token(Path(named), files)
-        except (OSError, Unavailable) as error:
+        except (OSError, RayMQError) as error:
             message = (
                 f"RAY_AUTH_TOKEN_PATH names {named}, which can be neither read nor made "
                 f"({error}): name a file that this user may write, or unset it"
@@ -377,8 +377,11 @@ def _ensure_ray_token(environment: dict[str, str], paths: ClusterPaths, files: F
             raise Rejected(message, field="RAY_AUTH_TOKEN_PATH", path=named) from error
         return
     for path in in_home(".ray/auth_token"):
-        with contextlib.suppress(OSError, Unavailable):
+        with contextlib.suppress(OSError, RayMQError):
             _make_ray_token(path, files)
+            if not environment.get("HOME"):
+                # Ray does not ask passwd for the home.
+                environment["RAY_AUTH_TOKEN_PATH"] = str(path)
             return
     _make_ray_token(paths.ray_token, files)
     environment["RAY_AUTH_TOKEN_PATH"] = str(paths.ray_token)

@@ -21,7 +21,7 @@ from raymq.store.base.files import Files
 from raymq.store.config.promise import FLUSHES, Flush
 from raymq.store.config.store_config import StoreConfig
 
-from .paths import ClusterPaths, check_may_read, check_name, home_dirs
+from .paths import ClusterPaths, check_may_read, check_name, home_dirs, run_dir
 from .placement import NODE_HOST, Placement, add_replicas, check_host, place_shards
 from .store_options import TAKEN, check_config
 
@@ -437,6 +437,8 @@ def load_record(paths: ClusterPaths, files: Files) -> ClusterRecord | None:
 def remember(record: ClusterRecord, paths: ClusterPaths, files: Files) -> None:
     """Add the cluster to this user's list, in the first of `home_dirs` that can be written. None is not an error."""
     body = json.dumps({"data_dir": paths.data_dir, "cluster_id": record.cluster_id})
+    with contextlib.suppress(OSError, RayMQError):
+        run_dir(files)
     for home in home_dirs():
         with contextlib.suppress(OSError, RayMQError):
             files.make_dirs(home / "clusters", 0o700)

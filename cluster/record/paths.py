@@ -373,12 +373,19 @@ def run_dir_fault(files: Files) -> str | None:
 def home_dirs() -> list[Path]:
     """Where the list of this user's clusters may be, in the order of preference.
 
-    $RAYMQ_HOME alone, if it is set. Otherwise ~/.raymq, and the run directory for a user without a home.
+    $RAYMQ_HOME alone, if it is set. Otherwise ~/.raymq, and the run directory for a user without a home. In /tmp any
+    user could make a directory of that name. So it counts only if it is this user's, as `run_dir` makes it.
     """
     named = os.environ.get("RAYMQ_HOME")
     if named:
         return [Path(named)]
-    return [*in_home(".raymq"), run_dir_path() / "home"]
+    try:
+        facts = os.lstat(run_dir_path())
+    except OSError:
+        return in_home(".raymq")
+    is_private = stat.S_ISDIR(facts.st_mode) and not facts.st_mode & 0o077
+    own = [run_dir_path() / "home"] if is_private and facts.st_uid == os.geteuid() else []
+    return [*in_home(".raymq"), *own]
 
 
 def in_home(name: str) -> list[Path]:

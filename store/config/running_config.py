@@ -34,7 +34,8 @@ class RunningConfig(StoreConfig):
     @classmethod
     def of(cls, config: StoreConfig) -> RunningConfig:
         """A store's options when it is opened. One that is open already keeps its own."""
-        if isinstance(config, cls):
+        # A copy by `dataclasses.replace` is none of an open store.
+        if isinstance(config, cls) and "opened" in vars(config):
             return config
         made = cls(**{each.name: getattr(config, each.name) for each in fields(StoreConfig)})
         made._set(opened=config, version=0, changed={})

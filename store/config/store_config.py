@@ -162,15 +162,15 @@ class StoreConfig:
         rocketmq="maxMessageSize",
     )
     #: zeros are written this far ahead of a log that grows slowly: small appends into written blocks sync faster
-    prewrite_window_bytes: int = option(64 * MIB, least=0, changes="each start")
+    prewrite_window_bytes: int = option(64 * MIB, least=0, most=INT_MAX, changes="each start")
     #: log bytes between two snapshots of the state; recovery reads about twice as much
-    snapshot_interval_bytes: int = option(32 * MIB, least=1, changes="while running")
+    snapshot_interval_bytes: int = option(32 * MIB, least=1, most=INT_MAX, changes="while running")
     #: the scrub reads stored bytes and compares them with the chain's CRCs, at most this many per second; 0: never
     scrub_bytes_per_s: int = option(64 * MIB, least=0, changes="each start")
     #: log bytes per second that a leader sends to a follower that catches up while no put waits for it; 0: no limit
     catch_up_bytes_per_s: int = option(0, least=0, most=1 << 50, changes="while running")
     #: how often the scrub reads all stored bytes; at least twice within `file_reserved_hours`
-    scrub_interval_ms: int = option(24 * 3600 * 1000, least=1, changes="each start")
+    scrub_interval_ms: int = option(24 * 3600 * 1000, least=1, most=INT_MAX, changes="each start")
     #: bytes of one file of a compacted queue; see `file_sizes` for the rounding of both
     compaction_file_size_bytes: int = option(
         100 * MIB, least=1, most=INT_MAX, changes="first start", rocketmq="compactionMappedFileSize"
@@ -187,6 +187,7 @@ class StoreConfig:
     compaction_interval_ms: int = option(
         15 * 60 * 1000,
         least=1,
+        most=INT_MAX,
         changes="each start",
         rocketmq="compactionScheduleInternal",
     )
@@ -208,7 +209,7 @@ class StoreConfig:
     #: most messages that may wait for one second
     timer_congest_num_each_slot: int = option(
         0x7FFFFFFF,
-        least=1,
+        least=0,
         most=INT_MAX,
         changes="while running",
         rocketmq="timerCongestNumEachSlot",
@@ -217,6 +218,7 @@ class StoreConfig:
     timer_log_file_size_bytes: int = option(
         100 * MIB,
         least=4096,
+        most=INT_MAX,
         changes="first start",
         rocketmq="mappedFileSizeTimerLog",
     )

@@ -158,6 +158,19 @@ class InnerPut:
         require(progress is not None or len(messages) == 1, "a bundle has a progress")
         return self._append(messages, progress, self._config.record_bytes_max)
 
+    def put_progress(self, progress: ServiceProgress) -> AppendedRows:
+        """Append a progress alone. Like other state records it is not refused by a full disk.
+
+        Raises: as `put`. Nothing was stored.
+        """
+        head = ProgressRecord(
+            progress, now_ms=self._clock.now_ms(), store_host=self._log.store_host
+        )
+        with self._lock:
+            self._check_leads()
+            self._append_unit(head, [], head.size)
+            return AppendedRows.up_to(self._log.end)
+
     def put_unit(
         self, messages: Sequence[InnerMessage], *, record_bytes_max: int
     ) -> list[AppendedRows]:

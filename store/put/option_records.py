@@ -45,10 +45,11 @@ class OptionRecords:
             if not entries:
                 return None
 
-            self._inner_put.put([], progress=ServiceProgress(OPTIONS, entries))
+            # Also on a full disk: an option may be what makes room.
+            stored = self._inner_put.put_progress(ServiceProgress(OPTIONS, entries))
             for name, entry in entries.items():
                 logger.info("%s set %s to %r; before: %r", by, name, entry["value"], before[name])
-            return AppendedRows.up_to(self._log.end)
+            return stored
 
 
 def option_facts(store: ServiceHost, names: Iterable[str]) -> dict[str, dict[str, Any]]:

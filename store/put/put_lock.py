@@ -22,8 +22,8 @@ class PutLock:
     """Orders puts. Not re-entrant."""
 
     def __init__(self, clock: Clock) -> None:
-        #: hot paths call `acquire`, set `begin_ms` and release it themselves: __enter__ and __exit__ cost more than the
-        #: rest of the lock
+        #: hot paths use it in a `with` and set `begin_ms` themselves: __enter__ and __exit__ cost more than the rest of
+        #: the lock
         self.thread_lock = threading.Lock()
         self._clock = clock
         self._now_ms = clock.monotonic_ms
@@ -31,18 +31,21 @@ class PutLock:
         #: monotonic time at which the holder acquired the lock; 0: it is free
         self.begin_ms = 0
 
-    def acquire(self) -> None:
-        """Acquire the lock alone. The caller sets `begin_ms`, and 0 before it releases `thread_lock`."""
-        if self.thread_lock.acquire(blocking=False):
-            return
-        began_s, held_ms = self._clock.monotonic(), self.held_ms()
-        self.thread_lock.acquire()
-        waited_s = self._clock.monotonic() - began_s
+    def begin_wait(self) -> float:
+        """When a wait for `thread_lock` begins, seconds; 0.0 if it is free."""
+        return self._clock.monotonic() if self.thread_lock.locked() else 0.0
+
+    def waited_s(self, began_s: float) -> float:
+        """How long the holder has waited. Args: `began_s`: of `begin_wait`."""
+        return self._clock.monotonic() - began_s if began_s else 0.0
+
+    def note_wait(self, waited_s: float, messages: int) -> None:
+        """Count a wait if it was slow. Callers: after the lock was released, because it may write a line."""
         if waited_s > SLOW_S:
-            self.slow_waits.note(waited_s, f"another thread had had the lock for {held_ms} ms")
+            self.slow_waits.note(waited_s, f"{messages} message(s)")
 
     def __enter__(self) -> None:
-        self.acquire()
+        self.thread_lock.acquire()
         self.begin_ms = self._now_ms()
 
     def __exit__(self, *failure: object) -> None:

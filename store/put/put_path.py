@@ -204,17 +204,21 @@ class PutPath:
         Source: CommitLog#asyncPutMessages; the order of the steps is RocketMQ's.
         """
         lock = self._lock
-        lock.acquire()
+        began_s, waited_s = lock.begin_wait(), 0.0
         try:
-            lock.begin_ms = self._clock.monotonic_ms()
-            appended = self._append_unstored(checked)
-        except (RayMQError, OSError):
-            self._stats.note_failed()
-            after_batch(self._hooks, checked.request, None)
-            raise
+            with lock.thread_lock:
+                waited_s = lock.waited_s(began_s)
+                lock.begin_ms = self._clock.monotonic_ms()
+                try:
+                    appended = self._append_unstored(checked)
+                except (RayMQError, OSError):
+                    self._stats.note_failed()
+                    after_batch(self._hooks, checked.request, None)
+                    raise
+                finally:
+                    lock.begin_ms = 0
         finally:
-            lock.begin_ms = 0
-            lock.thread_lock.release()
+            lock.note_wait(waited_s, checked.encoded.count)
         appended = self._with_original_offsets(checked, appended)
         after_batch(self._hooks, checked.request, appended)
         return appended
@@ -231,13 +235,17 @@ class PutPath:
                 return [error]
 
         lock = self._lock
-        lock.acquire()
+        began_s, waited_s = lock.begin_wait(), 0.0
         try:
-            lock.begin_ms = self._clock.monotonic_ms()
-            results = self._append_each(puts)
+            with lock.thread_lock:
+                waited_s = lock.waited_s(began_s)
+                lock.begin_ms = self._clock.monotonic_ms()
+                try:
+                    results = self._append_each(puts)
+                finally:
+                    lock.begin_ms = 0
         finally:
-            lock.begin_ms = 0
-            lock.thread_lock.release()
+            lock.note_wait(waited_s, sum(put.encoded.count for put in puts) if waited_s else 0)
 
         for number, checked in enumerate(puts):
             result = results[number]

@@ -68,7 +68,7 @@ from tests.support.loop_disk import LoopDisk
         (doctor.check_shared_memory(8 * GIB, 1 * GIB), "ok"),
         (doctor.check_run_dir(None), "ok"),
         (doctor.check_run_dir("cannot make /tmp/raymq-1"), "fail"),
-        (doctor.check_home([Path("/var/tmp/x"), Path("/tmp/x")], Files()), "ok"),
+        (doctor.check_home([Path("/var/tmp/x"), Path("/tmp/x")], {}, Files()), "ok"),
         (doctor.check_auth({}, "2.52.0"), "ok"),
         (doctor.check_auth({"RAY_AUTH_MODE": "token"}, "2.60.0"), "ok"),
         (doctor.check_auth({"RAY_AUTH_MODE": "disabled"}, "2.60.0"), "warn"),
@@ -415,9 +415,10 @@ def test_a_home_that_cannot_be_written_is_named_with_what_takes_its_place(
 ) -> None:
     home = tmp_path / "home"
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    found = doctor.check_home([home, Path("/tmp/raymq-1/home")], Files())
-    assert found.verdict == "ok"
-    assert "/tmp/raymq-1/home has the list of clusters" in found.found
-    named = doctor.check_home([home], Files())
+    for homes in ([home], []):
+        found = doctor.check_home(homes, {}, Files())
+        assert found.verdict == "ok"
+        assert f"{paths.run_dir_path()} has the list of clusters" in found.found
+    named = doctor.check_home([home], {"RAYMQ_HOME": str(home)}, Files())
     assert named.verdict == "warn"
     assert "RAYMQ_HOME" in named.advice

@@ -147,6 +147,16 @@ def test_the_token_of_ray_is_made_in_the_home_where_ray_looks_for_it(
     assert "RAY_AUTH_TOKEN_PATH" not in environment
 
 
+def test_a_home_that_only_passwd_knows_is_named_to_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda name: str(name).replace("~", str(tmp_path)))
+    environment = ray_token(tmp_path, monkeypatch)
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / ".ray" / "auth_token")
+    assert (tmp_path / ".ray" / "auth_token").exists()
+
+
 def test_the_token_of_ray_is_made_in_the_data_directory_for_a_user_without_a_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -331,6 +331,12 @@ def test_a_user_without_a_home_finds_his_clusters_in_the_run_directory(
     cluster_record.remember(record(name="orders"), paths.ClusterPaths(data), files)
     assert (tmp_path / "run" / "home" / "clusters" / "orders.json").exists()
     assert cluster_record.known_clusters(files) == {"orders": str(data)}
+    # Another user may have made that directory, or may write into it.
+    (tmp_path / "run").chmod(0o770)
+    assert cluster_record.known_clusters(files) == {}
+    (tmp_path / "run").chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert cluster_record.known_clusters(files) == {}
 
 
 def test_a_list_that_raymq_home_names_is_kept_nowhere_else(

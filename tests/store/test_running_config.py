@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import Rejected, StorageFull, Unavailable
+from raymq.store.base.running_flags import DISK_FULL
 from raymq.store.config.running_config import RunningConfig
 from raymq.store.config.store_config import OPTIONS, WHILE_RUNNING, StoreConfig
 from raymq.store.engine.message_store import MessageStore
@@ -64,6 +65,23 @@ def test_an_option_that_is_not_changed_any_more_is_as_the_store_was_opened() -> 
     assert config.follow({})
     assert config.flush_interval_ms == 300
     assert vars(config) == {**vars(RunningConfig.of(CONFIG)), "version": 2}
+
+
+def test_a_copy_of_the_options_of_an_open_store_is_one_of_its_own() -> None:
+    config = RunningConfig.of(CONFIG)
+    config.follow({"flush_interval_ms": 200})
+    copy = RunningConfig.of(replace(config, flush_least_pages=1))
+    assert (copy.flush_interval_ms, copy.flush_least_pages, copy.version) == (200, 1, 0)
+    assert copy.follow({"flush_interval_ms": 100})
+    assert config.flush_interval_ms == 200
+
+
+def test_a_full_disk_takes_the_option_that_makes_room(store: MessageStore) -> None:
+    store.flags.set(DISK_FULL)
+    with pytest.raises(StorageFull):
+        store.put(request([b"x"]))
+    assert store.options.set({"file_reserved_hours": 24, "clean_file_forcibly": True}, by="ann")
+    assert (store.config.file_reserved_hours, store.config.clean_file_forcibly) == (24, True)
 
 
 @pytest.mark.parametrize(

@@ -43,32 +43,26 @@ def test_one_line_stands_for_the_slow_calls_of_its_period(
     ]
 
 
-class HeldLock:
-    """A lock that another thread keeps for some milliseconds."""
-
-    def __init__(self, clock: ManualClock, kept_ms: float) -> None:
-        self._clock, self._kept_ms = clock, kept_ms
-
-    def acquire(self, blocking: bool = True) -> bool:
-        if blocking:
-            self._clock.advance(self._kept_ms)
-        return blocking
-
-    def release(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(("kept_ms", "count"), [(SLOW_S * 1000, 0), (SLOW_S * 1000 + 1, 1)])
-def test_a_long_wait_for_the_put_lock_is_counted_with_how_long_it_had_been_held(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture, kept_ms: float, count: int
+@pytest.mark.parametrize(("waited_ms", "count"), [(SLOW_S * 1000, 0), (SLOW_S * 1000 + 1, 1)])
+def test_a_long_wait_for_the_put_lock_is_counted_after_it(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture, waited_ms: float, count: int
 ) -> None:
     lock = PutLock(clock)
-    lock.thread_lock = HeldLock(clock, kept_ms)  # type: ignore[assignment]
-    lock.begin_ms = clock.monotonic_ms() - 40
     with lock:
-        pass
+        began_s = lock.begin_wait()
+    clock.advance(waited_ms)
+    with lock:
+        waited_s = lock.waited_s(began_s)
+    lock.note_wait(waited_s, 3)
     assert lock.slow_waits.count == count
     lines = [record for record in caplog.records if record.name == put_lock.logger.name]
     assert [record.getMessage() for record in lines] == [
-        "a wait for the put lock took 501 ms: another thread had had the lock for 40 ms"
+        "a wait for the put lock took 501 ms: 3 message(s)"
     ] * count
+
+
+def test_a_free_put_lock_has_no_wait(clock: ManualClock) -> None:
+    lock = PutLock(clock)
+    began_s = lock.begin_wait()
+    clock.advance(1000)
+    assert lock.waited_s(began_s) == 0.0

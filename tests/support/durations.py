@@ -27,6 +27,8 @@ VARIABLE = "RAYMQ_DURATIONS"
 BUDGETS = Path(__file__).parents[1] / "budgets.json"
 #: seconds of a file without a budget of its own; it is also the least that a file needs to get one
 OTHERS_S = 10.0
+#: how long a computation waits while two lanes run and nothing else does
+LANES_WAIT = 1.5
 #: CPU time of the computation of `core_wait`: several time slices of a busy core
 PROBE_S = 0.05
 #: a file may take so many seconds more at least: live tests wait for what other processes do by chance
@@ -90,10 +92,13 @@ def over_budget(
 ) -> list[str]:
     """A line for each file that took more than twice its budget.
 
-    Args: `seconds`, `budgets`: by file. `waits`: the `core_wait` of some moments of the run.
+    Args: `seconds`, `budgets`: by file. `waits`: the `core_wait` of some moments of the run, in which the lanes have
+    their part.
     """
     ratios = [taken / budgets[path] for path, taken in seconds.items() if path in budgets]
-    slower = max(1.0, statistics.median(ratios or [1.0]), statistics.fmean(waits or [1.0]))
+    slower = max(
+        1.0, statistics.median(ratios or [1.0]), statistics.median(waits or [1.0]) / LANES_WAIT
+    )
     return [
         f"{path} took {taken:.0f} s, more than twice its budget of {budget:.0f} s, on a machine that takes"
         f" {slower:.1f} times the budgets: make it quicker, mark tests as thorough, or raise it in tests/budgets.json"
