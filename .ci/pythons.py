@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What needs other Pythons than the one of `.venv`: each extra installed alone, and the demo.
+"""What needs other Pythons and Rays than those of `.venv`: pairs of both, with the extras, and the demo.
 
-    .ci/pythons.py extras           each extra alone: `pip check` and an import of what it is for; some tests with dev
-    .ci/pythons.py demo [ROWS]      `run.py demo --rows ROWS`, on a copy of the tree without `.venv`
+    .ci/pythons.py extras           the extras of each pair: `pip check`, an import of what each is for, some tests
+    .ci/pythons.py demo [ROWS]      `run.py demo --rows ROWS` of the oldest and the newest pair, on a copy of the tree
 
-Both with the oldest and the newest supported Python: from PATH, from pyenv, known to uv, or fetched by uv.
-One that this machine cannot have is named at the end ("NOT TESTED"). Environments are made by uv
-(of `.venv`, or on PATH), in a directory that goes at the end.
+Pythons are those on PATH, from pyenv, known to uv, or fetched by uv. A pair whose Python this machine cannot have is
+named at the end ("NOT TESTED"). Environments are made by uv (of `.venv`, or on PATH), in a directory that goes at the
+end. The demo makes its own `.venv` in the copy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,51 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST, NEWEST = (3, 10), (3, 13)
+
+
+class Pair(NamedTuple):
+    """A Ray, a Python and a pyarrow that are tested together. docs/operating/install.md has the same table."""
+
+    ray: str
+    python: tuple[int, int]
+    #: None: the newest
+    pyarrow: str | None
+    #: what is installed together, each in an environment of its own
+    rounds: tuple[tuple[str, ...], ...]
+    #: whether the demo runs; else the last environment runs `LIVE_TEST`
+    has_demo: bool
+
+    @property
+    def name(self) -> str:
+        """As reports show it."""
+        arrow = "" if self.pyarrow is None else f", pyarrow {self.pyarrow}"
+        return f"Ray {self.ray}, Python {text_of(self.python)}{arrow}"
+
+    @property
+    def constraints(self) -> str:
+        """For pip and uv."""
+        arrow = "" if self.pyarrow is None else f"pyarrow=={self.pyarrow}\n"
+        return f"ray=={self.ray}\n{arrow}"
+
+
+#: the extras that one environment can have together: Spark 3.5 and Spark 4 exclude each other
+TOGETHER = ("dev", "sql", "data", "client", "bench", "spark4")
+#: each extra alone, so that it is known to name all that it needs
+ALONE = (
+    *((), ("spark",), ("spark4",), ("demo",), ("sql",), ("data",), ("client",)),
+    *(("bench",), ("docs",), ("dev",)),
+)
+PAIRS = (
+    Pair("2.49.*", (3, 10), "19.0.0", ((), ("data",), ("demo",), TOGETHER), has_demo=True),
+    # The first Ray with tokens.
+    Pair("2.52.*", (3, 12), None, (TOGETHER,), has_demo=False),
+    Pair("2.60.*", (3, 13), None, ALONE, has_demo=True),
+    # Spark 3.5 does not run on this Python.
+    Pair("2.60.*", (3, 14), None, (TOGETHER,), has_demo=False),
+)
 #: extra -> a program that uses what the extra brings
 USES = {
     "": "import ray, raymq; from raymq.cluster.cli.main import main; "
@@ -39,13 +81,17 @@ USES = {
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
     "bench": "import rich.live; from raymq.cluster.bench import run",
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
-    # Tests of what the standard library does differently in each Python: times, asyncio, futures, bytes.
+    # Tests of what the standard library, Arrow and Ray do differently: times, asyncio, futures, bytes, slices, tasks.
     "dev": "import subprocess, sys; import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build; "
     "tests = ['client/test_json_rows.py', 'client/test_async_clients.py', 'client/test_producer.py', "
-    "'store/test_record.py', 'store/test_properties.py']; "
+    "'client/test_message.py', 'client/test_topic_schema.py', 'store/test_binary_columns.py', "
+    "'store/test_record.py', 'store/test_properties.py', "
+    "'cluster/test_ray_release.py', 'cluster/test_topic_source.py', 'cluster/test_topic_sink.py']; "
     "words = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *('tests/' + each for each in tests)]; "
     "sys.exit(subprocess.run(words).returncode)",
 }
+#: a cluster in a Ray of its own: it starts, serves, and listens on 127.0.0.1 alone
+LIVE_TEST = "tests/ray/test_loopback.py"
 #: a demo that takes longer hangs
 DEMO_TIMEOUT_S = 600
 
@@ -95,35 +141,43 @@ def find_python(version: tuple[int, int], uv: str) -> str | None:
     return None
 
 
-def extras() -> list[str]:
-    """The names in pyproject.toml (tomllib came with Python 3.11), and none."""
-    section = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    section = section.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-    return ["", *re.findall(r"^(\w+) = \[", section, re.MULTILINE)]
-
-
-def try_extra(python: str, extra: str, place: Path, uv: str) -> str | None:
-    """Install the package with that extra and use it. Returns: what went wrong."""
-    environment = place / f"env-{extra or 'none'}"
-    target = f"{ROOT}[{extra}]" if extra else str(ROOT)
-    inside = str(environment / "bin" / "python")
+def run_all(commands: Sequence[Sequence[str]], place: Path) -> str | None:
+    """Run commands in the tree. Returns: what went wrong."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    clean["UV_CACHE_DIR"] = str(place.parent / "cache")
-    clean["UV_FIND_LINKS"] = str(place.parent / "wheels")
-    for words in (
-        [uv, "venv", "-q", "--no-project", "--python", python, str(environment)],
-        # Editable: what is tested is the requirements; tests/test_wheel.py looks at the files.
-        [uv, "pip", "install", "-q", "--python", inside, "-e", target],
-        [uv, "pip", "check", "-q", "--python", inside],
-        [inside, "-c", USES[extra]],
-    ):
+    clean["UV_CACHE_DIR"] = str(place / "cache")
+    clean["UV_FIND_LINKS"] = str(place / "wheels")
+    for words in commands:
         done = subprocess.run(
             words, cwd=ROOT, env=clean, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            return f"{' '.join(words[:3])} ...: {(done.stderr or done.stdout).strip()[-800:]}"
-    shutil.rmtree(environment)
+            return f"{' '.join(words[:3])} ...: {(done.stdout + done.stderr).strip()[-800:]}"
     return None
+
+
+def try_extras(python: str, pair: Pair, names: Sequence[str], place: Path, uv: str) -> str | None:
+    """Install the package with these extras in one environment, and use it and each. Returns: what went wrong."""
+    environment = Path(tempfile.mkdtemp(prefix="env-", dir=place))
+    constraints = environment / "constraints.txt"
+    inside = str(environment / "venv" / "bin" / "python")
+    wanted = ",".join(names)
+    constraints.write_text(pair.constraints, encoding="utf-8")
+    commands = [
+        [uv, "venv", "-q", "--no-project", "--python", python, str(environment / "venv")],
+        # Editable: what is tested is the requirements; tests/test_wheel.py looks at the files.
+        [
+            *(uv, "pip", "install", "-q", "--python", inside, "--constraint", str(constraints)),
+            *("-e", f"{ROOT}[{wanted}]" if wanted else str(ROOT)),
+        ],
+        [uv, "pip", "check", "-q", "--python", inside],
+        *([inside, "-c", USES[name]] for name in names or [""]),
+    ]
+    if not pair.has_demo:
+        commands.append([inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", LIVE_TEST])
+    fault = run_all(commands, place)
+    if fault is None:
+        shutil.rmtree(environment)
+    return fault
 
 
 def make_wheels(place: Path) -> None:
@@ -140,14 +194,14 @@ def make_wheels(place: Path) -> None:
         subprocess.run([*words, wanted], check=False)
 
 
-def check_extras(python: str, version: tuple[int, int], uv: str, place: Path) -> list[str]:
-    """Each extra alone. Returns: those that failed."""
+def check_extras(python: str, pair: Pair, uv: str, place: Path) -> list[str]:
+    """The extras of a pair. Returns: those that failed."""
     faults = []
-    for extra in extras():
+    for names in pair.rounds:
         begin = time.monotonic()
-        fault = try_extra(python, extra, place / text_of(version), uv)
+        fault = try_extras(python, pair, names, place, uv)
         word = "ok" if fault is None else f"FAILED: {fault}"
-        name = f"Python {text_of(version)}, {f'extra {extra}' if extra else 'no extra'}"
+        name = f"{pair.name}, {', '.join(names) or 'no extra'}"
         print(f"  {name}: {word} ({time.monotonic() - begin:.0f} s)", flush=True)
         if fault is not None:
             faults.append(name)
@@ -169,9 +223,9 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(source, target / name, follow_symlinks=False)
 
 
-def check_demo(python: str, version: tuple[int, int], rows: int) -> list[str]:
-    """README's first command, as on a machine that has only this Python."""
-    name = f"run.py demo, Python {text_of(version)}"
+def check_demo(python: str, pair: Pair, rows: int) -> list[str]:
+    """README's first command, as on a machine that has only this Python, and gets this Ray."""
+    name = f"run.py demo, {pair.name}"
     clean = {
         key: value
         for key, value in os.environ.items()
@@ -181,6 +235,9 @@ def check_demo(python: str, version: tuple[int, int], rows: int) -> list[str]:
     with tempfile.TemporaryDirectory(prefix=".raymq-demo-", dir=Path.home()) as place:
         tree = Path(place) / "raymq"
         copy_tree(tree)
+        constraints = Path(place) / "constraints.txt"
+        constraints.write_text(pair.constraints, encoding="utf-8")
+        clean["PIP_CONSTRAINT"] = str(constraints)
         clean["RAYMQ_HOME"] = str(Path(place) / "home")
         clean["RAY_AUTH_TOKEN_PATH"] = str(Path(place) / "ray-token")
         begin = time.monotonic()
@@ -205,8 +262,15 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     uv = uv_program()
-    pythons = {version: find_python(version, uv) for version in (OLDEST, NEWEST)}
-    there = [(python, version) for version, python in pythons.items() if python is not None]
+    wanted = PAIRS if arguments[0] == "extras" else [pair for pair in PAIRS if pair.has_demo]
+    there, missing = [], []
+    for pair in wanted:
+        python = find_python(pair.python, uv)
+        if python is None:
+            missing.append(pair)
+        else:
+            there.append((python, pair))
+
     faults: list[str] = []
     if arguments[0] == "extras":
         # Side by side: most of the time one waits for the network and the disk.
@@ -219,14 +283,14 @@ def main(arguments: Sequence[str]) -> int:
                 faults += found.result()
     else:
         rows = int(arguments[1]) if arguments[1:] else 20_000
-        for python, version in there:
-            faults += check_demo(python, version, rows)
+        for python, pair in there:
+            faults += check_demo(python, pair, rows)
     for fault in faults:
         print(f"FAILED: {fault}")
-    for version in pythons.keys() - {version for _, version in there}:
+    for pair in missing:
         print(
-            f"NOT TESTED: {arguments[0]} with Python {text_of(version)}, which this machine has not: "
-            "it is neither on PATH nor of pyenv, and uv cannot fetch it"
+            f"NOT TESTED: {arguments[0]} with {pair.name}: this machine has no Python {text_of(pair.python)}, "
+            "neither on PATH nor of pyenv, and uv cannot fetch it"
         )
     return 1 if faults else 0
 

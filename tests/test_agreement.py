@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import io
 import json
@@ -38,7 +39,7 @@ from raymq.cluster.cli.grammar import commands_of_grammar
 from raymq.cluster.cli.message_commands import _print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
-from raymq.cluster.deploy import owned_ray
+from raymq.cluster.deploy import owned_ray, ray_release
 from raymq.cluster.deploy.actor_set import specs
 from raymq.cluster.deploy.actor_states import CLOSING_RANK
 from raymq.cluster.record.cluster_record import ClusterRecord
@@ -334,6 +335,64 @@ def test_the_oldest_pyspark_of_the_format_is_the_same_everywhere(
     document: str, phrase: str
 ) -> None:
     assert phrase.format(".".join(map(str, OLDEST_PYSPARK))) in text_of(document)
+
+
+def module_of_ci() -> Any:
+    """.ci/pythons.py."""
+    spec = importlib.util.spec_from_file_location("pythons", ROOT / ".ci" / "pythons.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pairs_of_ray_and_python_are_the_same_everywhere() -> None:
+    pairs = module_of_ci().PAIRS
+    releases = [ray_release.release_of(each.ray) or ray_release.OLDEST for each in pairs]
+    assert releases[0] == ray_release.OLDEST
+    assert releases[-1] == ray_release.NEWEST
+    assert releases == sorted(releases)
+    install = text_of("docs/operating/install.md")
+    for release, pair in zip(releases, pairs, strict=True):
+        python = ".".join(map(str, pair.python))
+        assert f"| {release} | {python} | {pair.pyarrow or 'newest'} |" in install
+    project = text_of("pyproject.toml")
+    assert project.count(f">={ray_release.OLDEST},<3") == 4
+    assert f"pyarrow>={pairs[0].pyarrow.partition('.')[0]}" in project
+    assert f"_PYARROW_MIN = {pairs[0].pyarrow.partition('.')[0]}" in text_of(
+        "cluster/cli/doctor.py"
+    )
+
+
+def test_each_extra_is_installed_alone_with_one_pair_and_used() -> None:
+    module = module_of_ci()
+    section = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = section.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    assert {names for pair in module.PAIRS for names in pair.rounds} >= {(each,) for each in extras}
+    assert set(module.USES) == {"", *extras}
+    # `dev` has `docs`, and `demo` has `spark`, which PySpark 4 excludes.
+    for pair in module.PAIRS:
+        used = {name for names in pair.rounds for name in names}
+        assert extras - used <= {"docs", "spark", "demo"}, pair.name
+
+
+@pytest.mark.parametrize(
+    ("document", "phrase"),
+    [
+        ("README.md", "Ray {oldest} and later"),
+        ("CHANGELOG.md", "Ray {oldest} and later"),
+        ("docs/index.md", "Ray {oldest} and later"),
+        ("docs/operating/install.md", "Ray {oldest} or newer"),
+        ("docs/operating/install.md", "newer Ray than {newest}"),
+        ("docs/operating/upgrade.md", "every Ray from {oldest} on"),
+        ("docs/reference/limits.md", "Ray from {oldest} on**, tested up to {newest}"),
+    ],
+)
+def test_the_oldest_and_the_newest_ray_are_the_same_everywhere(document: str, phrase: str) -> None:
+    wanted = phrase.format(oldest=ray_release.OLDEST, newest=ray_release.NEWEST)
+    assert wanted in text_of(document)
 
 
 def test_a_number_in_a_document_that_is_a_word_is_the_default() -> None:

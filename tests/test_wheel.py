@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.parser
+import re
 import shutil
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def test_spark_java_and_plots_are_extras(wheel, names):
     with zipfile.ZipFile(wheel) as archive:
         headers = email.parser.BytesParser().parsebytes(archive.read(metadata))
     needs = [str(value) for value in headers.get_all("Requires-Dist", [])]
-    plain = {need.split(";")[0].split("=")[0].strip() for need in needs if "extra ==" not in need}
+    plain = {re.split("[<>=; ]", need)[0] for need in needs if "extra ==" not in need}
     assert plain == {
         *("ray", "pyarrow", "numpy", "crcmod", "google-crc32c", "isal", "typing_extensions")
     }

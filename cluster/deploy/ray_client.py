@@ -127,8 +127,8 @@ def _init(ray: ModuleType, address: str, clock: Clock | None = None) -> None:
             silent = not died and clock.monotonic() - began > SILENT_S
             if attempt == TRIES or silent:
                 raise Unavailable(
-                    f"{address} does not answer: {error}. Is it the port of Ray Client (10001 by default), and does "
-                    "this process have Ray's token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
+                    f"{address} does not answer: {error}. Is it the port of Ray Client (10001 by default), and "
+                    f"{ray_release.access_question(ray_release.installed())}",
                     address=address,
                 ) from error
 

@@ -352,8 +352,8 @@ def importable(environment: dict[str, str]) -> dict[str, str]:
 
 def _no_answer(address: str, why: str) -> RayMQError:
     return ray_release.mismatch(why, address) or Unavailable(
-        f"Ray at {address} does not answer: {why}. Is it running, and does this process "
-        "have its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?",
+        f"Ray at {address} does not answer: {why or 'it gives no reason'}. Is it running, and "
+        f"{ray_release.access_question(ray_release.installed())}",
         address=address,
     )
 

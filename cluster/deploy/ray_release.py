@@ -111,6 +111,19 @@ def tokenless(version: str | None) -> str:
     )
 
 
+def access_question(version: str | None) -> str:
+    """What to look at when a Ray does not let this process in, which has a Ray of this version: the end of a question.
+
+    A Ray that knows no token learns nothing from one that demands it, not even its version.
+    """
+    if has_token(version):
+        return "does this process have its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)?"
+    return (
+        f"is it Ray {version}, as this process has? From Ray {_TOKEN} on it may demand a token, which Ray {version} "
+        "cannot give"
+    )
+
+
 def reload_authentication() -> None:
     """Make Ray read its variables and its token again.
 

@@ -153,6 +153,16 @@ def refuse(*_: Any, **__: Any) -> None:
     raise RuntimeError(REFUSED)
 
 
+def test_a_driver_that_knows_no_token_learns_that_ray_may_demand_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "RAY_AUTH_TOKEN_PATH" in ray_release.access_question("2.52.0")
+    monkeypatch.setattr(ray_release, "installed", lambda: "2.49.2")
+    why = ray_host._no_answer("10.0.0.1:6379", "").message
+    assert "is it Ray 2.49.2, as this process has?" in why
+    assert "From Ray 2.52 on it may demand a token" in why
+
+
 def test_ray_client_of_another_version_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[str] = []
 
