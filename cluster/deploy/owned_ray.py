@@ -365,6 +365,7 @@ def _ensure_ray_token(environment: dict[str, str], paths: ClusterPaths, files: F
     """
     if environment.get("RAY_AUTH_TOKEN"):
         return
+
     named = environment.get("RAY_AUTH_TOKEN_PATH")
     if named:
         try:
@@ -376,6 +377,7 @@ def _ensure_ray_token(environment: dict[str, str], paths: ClusterPaths, files: F
             )
             raise Rejected(message, field="RAY_AUTH_TOKEN_PATH", path=named) from error
         return
+
     for path in in_home(".ray/auth_token"):
         with contextlib.suppress(OSError, RayMQError):
             _make_ray_token(path, files)
@@ -383,6 +385,7 @@ def _ensure_ray_token(environment: dict[str, str], paths: ClusterPaths, files: F
                 # Ray does not ask passwd for the home.
                 environment["RAY_AUTH_TOKEN_PATH"] = str(path)
             return
+
     _make_ray_token(paths.ray_token, files)
     environment["RAY_AUTH_TOKEN_PATH"] = str(paths.ray_token)
 
