@@ -208,7 +208,7 @@ class StoreConfig:
     #: most messages that may wait for one second
     timer_congest_num_each_slot: int = option(
         0x7FFFFFFF,
-        least=1,
+        least=0,
         most=INT_MAX,
         changes="while running",
         rocketmq="timerCongestNumEachSlot",
