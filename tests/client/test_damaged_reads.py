@@ -61,6 +61,7 @@ class Shard:
             ca=None,
             shards=1,
             replicas=1,
+            delay_levels=18,
             replica_endpoints={},
         )
 

@@ -38,6 +38,7 @@ class World:
             ca=None,
             shards=1,
             replicas=1,
+            delay_levels=18,
             replica_endpoints={},
         )
 
