@@ -409,6 +409,7 @@ class Cluster(ClusterHandle):
         Raises:
             Rejected: the cluster has another number of several replicas, or the number or a node cannot be. Nothing
                 was changed.
+            StorageFull: a disk has no room for the first files of the new replicas. Nothing was changed.
             Unavailable: the cluster does not run, or the new replicas have not copied everything in time. They go on.
         """
         from .operations.set_replicas import set_replicas
@@ -527,7 +528,8 @@ class Cluster(ClusterHandle):
         Raises:
             Rejected: too many shards, nodes that cannot have them, or an interrupted addition of another number.
                 Nothing was changed.
-            StorageFull: shared memory has no room for the transient pools. Nothing was changed.
+            StorageFull: shared memory has no room for the transient pools, or a disk for the first files. Nothing was
+                changed.
             Unavailable: the cluster or one of its shards does not run, or a new one does not serve in time. The same
                 call completes the addition.
         """

@@ -31,6 +31,7 @@ from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.deploy.resolve import save_endpoints
 from raymq.cluster.record import cluster_record
 from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.record.disk_room import check_room
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
@@ -76,6 +77,8 @@ def add_shards(
             check_pools(operation.paths, new, operation.files)
 
             interrupted = record.joined_shards is not None
+            if not interrupted:
+                check_room(operation.paths, new, operation.files, before=record)
             report(f"{'completing' if interrupted else 'adding'} the shard(s) {added}")
             operation.save(new)
             members = operation.converge(lambda shard, *_: shard in added)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from raymq.cluster.deploy import actor_states
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.record.cluster_record import REPLICAS, ClusterRecord
+from raymq.cluster.record.disk_room import check_room
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 
@@ -117,11 +118,12 @@ def _check_nodes(record: ClusterRecord, nodes: Sequence[str] | None) -> None:
 
 
 def _begin(operation: OperationCall, replicas: int, nodes: Sequence[str] | None) -> ClusterRecord:
-    """The record with the new replicas. Raises: Rejected, or Unavailable for a shard that does not run."""
+    """The record with the new replicas. Raises: Rejected, StorageFull, or Unavailable for a shard that does not run."""
     from raymq.cluster.deploy.start_checks import check_addresses
 
     new = operation.record.with_added_replicas(replicas, nodes)
     check_addresses(operation.ray, new, first=False)
+    check_room(operation.paths, new, operation.files, before=operation.record)
     for shard in range(new.shards):
         rows = operation.statuses(shard)
         for row in rows:

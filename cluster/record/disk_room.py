@@ -1,6 +1,6 @@
-"""Whether the disks of a cluster have room for the files that its first start makes.
+"""Whether the disks of a cluster have room for the files of replicas that are about to be made.
 
-Each replica's directory may be a mount point: see docs/operating/capacity.md.
+Each replica's directory may be a mount point.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ class Disk(NamedTuple):
     free_bytes: int
 
 
-def disks_of(paths: ClusterPaths, record: ClusterRecord, files: Files) -> list[Disk]:
-    """The disks of all replicas, none for a cluster over nodes. Raises: OSError."""
+def disks_of(
+    paths: ClusterPaths, record: ClusterRecord, files: Files, *, before: ClusterRecord | None = None
+) -> list[Disk]:
+    """The disks of all replicas, none for a cluster over nodes. Raises: OSError.
+
+    Args: `before`: leave out the replicas of this record.
+    """
     if record.nodes is not None:
         return []
     found: dict[int, Disk] = {}
     for shard in range(record.shards):
         for replica in range(record.replicas):
+            if before is not None and shard < before.shards and replica < before.replicas:
+                continue
             place = nearest_existing(paths.replica(shard, replica), files)
             device = os.stat(place).st_dev
             known = found.get(device) or Disk(place, 0, files.free_bytes(place))
@@ -42,15 +49,20 @@ def disks_of(paths: ClusterPaths, record: ClusterRecord, files: Files) -> list[D
     return list(found.values())
 
 
-def check_room(paths: ClusterPaths, record: ClusterRecord, files: Files) -> None:
-    """Raises: StorageFull for a disk without room for the first commit log file of each of its replicas."""
-    for disk in disks_of(paths, record, files):
+def check_room(
+    paths: ClusterPaths, record: ClusterRecord, files: Files, *, before: ClusterRecord | None = None
+) -> None:
+    """Check the disks of the replicas that are about to be made. Args: as of `disks_of`.
+
+    Raises: StorageFull for a disk without room for the first commit log file of each of them.
+    """
+    for disk in disks_of(paths, record, files, before=before):
         needed = disk.replicas * record.segment_size_bytes
         if disk.free_bytes < needed:
             raise StorageFull(
                 f"the disk of {disk.place} has {disk.free_bytes // MIB:,} MiB free, and the first files of"
-                f" {disk.replicas} replica(s) take {needed // MIB:,} MiB: free some, choose another disk, or start with"
-                " smaller files (--segment-size-bytes)",
+                f" {disk.replicas} replica(s) take {needed // MIB:,} MiB: free some, choose another disk, or begin a"
+                " cluster with smaller files (--segment-size-bytes)",
                 path=str(disk.place),
                 limit=needed,
                 found=disk.free_bytes,

@@ -237,6 +237,10 @@ def test_each_disk_of_the_replicas_is_judged_for_itself(tmp_path: Path) -> None:
         assert [disk.place for disk in disks] == [made.replica(0, 0), made.replica(0, 1)]
         check_room(made, new_record(wanted), Files())
         larger = new_record(StartOptions(replicas=2, segment_size_bytes=64 * MIB))
+        check_room(made, larger, Files(), before=larger)
+        one = new_record(StartOptions(segment_size_bytes=64 * MIB))
+        with pytest.raises(StorageFull, match="of 1 replica"):
+            check_room(made, larger, Files(), before=one)
         with pytest.raises(StorageFull, match=r"replica-1 has \d+ MiB free, .* take 64 MiB"):
             check_room(made, larger, Files())
 
