@@ -164,7 +164,7 @@ def parse_config(texts: Iterable[str], options: Mapping[str, Option] = TAKEN) ->
 
 
 def parse_value(option: Option, text: str) -> Any:
-    """The value that a text says. What is no value stays a text, which the check of the option refuses."""
+    """The value that a text says. Another text stays as it is, and the check of the option refuses it."""
     try:
         if option.kind == "int":
             return int(text)
