@@ -38,7 +38,9 @@ def check_log_level(environment: Mapping[str, str]) -> str | None:
     """The level that LOG_LEVEL asks for; None: Python's own, WARNING. Raises: Rejected for another word."""
     level = environment.get(LOG_LEVEL, "").upper()
     if level and level not in _LEVELS:
-        message = f"{LOG_LEVEL}={environment[LOG_LEVEL]}: use one of {', '.join(_LEVELS)}, or unset it"
+        message = (
+            f"{LOG_LEVEL}={environment[LOG_LEVEL]}: use one of {', '.join(_LEVELS)}, or unset it"
+        )
         raise Rejected(message, field=LOG_LEVEL, limit=", ".join(_LEVELS), found=level)
     return level or None
 
