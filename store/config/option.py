@@ -58,7 +58,7 @@ class Option:
         return text + (f", a multiple of {self.multiple_of:,}" if self.multiple_of > 1 else "")
 
     def largest(self, *, in_cluster: bool) -> float | None:
-        """The largest value of a number; None: there is no limit."""
+        """The largest value of a number; None: it has none."""
         limited = in_cluster and self.most_in_cluster is not None
         return self.most_in_cluster if limited else self.most
 
