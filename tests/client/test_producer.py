@@ -55,17 +55,21 @@ def test_messages_of_one_key_go_to_kafkas_queue_in_order(make: Make, backend: Fa
 def test_bodies_added_together_keep_their_place_among_messages(
     make: Make, backend: FakeBackend
 ) -> None:
+    backend.hold_answers()
     with make(linger_ms=FOREVER_MS, batch_bytes=2000) as producer:
+        # Nothing is under way, so that it goes at once.
         producer.send("t", b"0", queue_id=1)
+        backend.wait_for(lambda: backend.bodies("t", 1) == [b"0"])
         for start in (1, 4):
             bodies = [b"%d" % n for n in range(start, start + 3)]
             producer._batcher.add_bodies("t", bodies, 3, None, queue_id=1)
-        assert backend.bodies("t", 1) == []
+        assert backend.bodies("t", 1) == [b"0"]
         # Full: it goes without a flush.
-        producer._batcher.add_bodies("t", [b"7" * 1000], 1000, None, queue_id=1)
+        producer._batcher.add_bodies("t", [b"7" * 2000], 2000, None, queue_id=1)
         backend.wait_for(lambda: len(backend.bodies("t", 1)) == 8)
+        backend.release()
         producer.send("t", b"8", queue_id=1)
-    assert backend.bodies("t", 1) == [b"%d" % n for n in range(7)] + [b"7" * 1000, b"8"]
+    assert backend.bodies("t", 1) == [b"%d" % n for n in range(7)] + [b"7" * 2000, b"8"]
     backend.refusals += [Rejected("no", field="body")]
     with pytest.raises(Rejected), make(linger_ms=FOREVER_MS) as producer:
         producer._batcher.add_bodies("t", [b"9"], 1, None, queue_id=1)
