@@ -387,14 +387,14 @@ class PutAcks:
             took_s = now_s - ticket.began
             self.latency.add(took_s)
             if took_s > SLOW_S:
-                self._lines.append((self.slow_puts, took_s, self._facts(put)))
+                self._note_later(self.slow_puts, took_s, put)
         ticket.finish(PutOutcome.of(put.appended))
 
     def _finish_unknown(self, put: AppendedPut, status: PutStatus | None = None) -> None:
         """Stored, without knowing whether the promise will be kept. Args: `status`: None if the shard has ended."""
         if status is PutStatus.FLUSH_SLAVE_TIMEOUT:
             waited_s = self._clock.monotonic() - put.ticket.began if put.ticket.began else 0.0
-            self._lines.append((self.late_replicas, waited_s, self._facts(put)))
+            self._note_later(self.late_replicas, waited_s, put)
         if status is None:
             promise = self._queues[put.acks].promise
             status = promise.late_status(self._log.ends, put.appended.end_offset)
@@ -408,6 +408,12 @@ class PutAcks:
             )
         )
 
+    def _note_later(self, kind: SlowCalls, seconds: float, put: AppendedPut) -> None:
+        """Count a put now, before its answer, and let `_write_lines` write of it. Needs `_submit_lock`."""
+        kind.add()
+        facts = f"acks {put.acks}, {put.appended.count} message(s) up to {put.appended.end_offset}"
+        self._lines.append((kind, seconds, f"{facts}; {self._log.ends}"))
+
     def _write_lines(self) -> None:
         """Write what was noted under `_submit_lock`. Callers: without it, because the disk of the log may hang."""
         while self._lines:
@@ -416,11 +422,7 @@ class PutAcks:
             except IndexError:
                 # Another thread has written it.
                 return
-            kind.note(seconds, facts)
-
-    def _facts(self, put: AppendedPut) -> str:
-        """A put and the ends of the log, for a line of the log."""
-        return f"acks {put.acks}, {put.appended.count} message(s) up to {put.appended.end_offset}; {self._log.ends}"
+            kind.write(seconds, facts)
 
     def end(self) -> None:
         """Finish waiting and later puts as unknown: the shard has stopped writing."""

@@ -35,9 +35,18 @@ class SlowCalls:
         self.count = 0
 
     def note(self, took_s: float, facts: str) -> None:
-        """Count a call that took longer than SLOW_S. Args: `facts`: what it was about, with numbers."""
+        """Count a call that took longer than SLOW_S, and write of it. Args: `facts`: what it was about."""
+        self.add()
+        self.write(took_s, facts)
+
+    def add(self) -> None:
+        """Count a call. Callers: those that hold a lock, and call `write` without it."""
         with self._lock:
             self.count += 1
+
+    def write(self, took_s: float, facts: str) -> None:
+        """Write a line of a call that was counted, or leave it to the next one. A disk that hangs delays the caller."""
+        with self._lock:
             now_s = self._clock.monotonic()
             if now_s - self._logged_s < LOG_PERIOD_S:
                 self._more += 1
