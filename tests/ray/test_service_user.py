@@ -47,7 +47,7 @@ class Service:
         }
         self.user: dict[str, Any] = {}
         nobody: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-        if os.geteuid() == 0 and self._run([sys.executable, "-c", "import raymq"], nobody) == 0:
+        if os.geteuid() == 0 and self._can_import(nobody):
             self.user = nobody
             os.chown(directory, NOBODY, NOBODY)
         else:
@@ -78,10 +78,21 @@ class Service:
         assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return json.loads(done.stdout.splitlines()[-1])
 
-    def _run(self, words: list[str], user: dict[str, Any]) -> int:
-        return subprocess.run(
-            words, check=False, cwd="/", env=self.environment, capture_output=True, **user
-        ).returncode
+    def _can_import(self, user: dict[str, Any]) -> bool:
+        """Whether that user may read this tree and run its Python."""
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", "import raymq"],
+                check=False,
+                cwd="/",
+                env=self.environment,
+                capture_output=True,
+                **user,
+            )
+        except OSError:
+            # The interpreter is in a directory of another user.
+            return False
+        return done.returncode == 0
 
 
 @pytest.fixture
