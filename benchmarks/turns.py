@@ -1,13 +1,13 @@
 """Is this tree quicker than an earlier commit? `python -m benchmarks.turns [COMMIT] [--rounds N] [--busy] [--check]`
 
 It checks the commit out into a directory of its own and starts a cluster of each tree, in a Ray each. Both take turns
-with bursts: one thread and 64 threads that wait for each receipt, batches of 20 and of 900 rows of which 16 are under
-way, a thread that polls each message that it has sent, a consumer that reads all of it. A burst begins when neither
-shard writes zeros ahead any more. Every message has 1 KiB and is on disk before its receipt. A ratio is the median of
-the rounds' ratios, so that a machine whose speed changes from minute to minute changes both alike. Beside it stands its
-interval: one burst of 64 threads may be twice as quick as the next one of the same tree, so that ten rounds of equal
-code give medians from 0.8 to 1.25. The default commit is the last one before small messages were gathered, which the
-floors are about.
+with bursts: one thread and 64 threads that wait for each receipt, 16 threads that do so with a producer each, batches
+of 20 and of 900 rows of which 16 are under way, a thread that polls each message that it sent, a consumer that reads
+all of it. A burst begins when neither shard writes zeros ahead any more. Every message has 1 KiB and is on disk before
+its receipt. A ratio is the median of the rounds' ratios, so that a machine whose speed changes from minute to minute
+changes both alike. Beside it stands its interval: one burst of 64 threads may be twice as quick as the next one of the
+same tree, so that ten rounds of equal code give medians from 0.8 to 1.25. The default commit is the last one before
+small messages were gathered, which the floors are about.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ROUNDS = 10
 BURSTS: dict[str, tuple[str, Floor | None]] = {
     "one_thread": ("one thread", None),
     "64_threads": ("64 threads", at_least(5)),
+    "16_producers": ("16 producers, a thread each", None),
     "batches_of_20": ("batches of 20 rows", None),
     "batches_of_900": ("batches of 900 rows", at_least(1.15)),
     "polled": ("one message, sent and polled", None),

@@ -7,6 +7,7 @@ seconds. Each line of output is a number, messages or batches per second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -25,13 +26,17 @@ QUEUES = 4
 PREWRITTEN_S = 30
 
 
-def burst(cluster: Any, callers: int, rows: int, in_flight: int, seconds: float) -> float:
-    """Messages or batches per second of threads that each have so many without a receipt."""
+def burst(
+    cluster: Any, producers: int, callers: int, rows: int, in_flight: int, seconds: float
+) -> float:
+    """Messages or batches per second of threads that each have so many without a receipt, and share the producers."""
     table = pa.table({"body": pa.array([BODY] * rows, pa.binary())})
     done = [0] * callers
-    with cluster.producer() as producer:
+    with contextlib.ExitStack() as stack:
+        ours = [stack.enter_context(cluster.producer()) for _ in range(producers)]
 
         def work(number: int) -> None:
+            producer = ours[number % producers]
             under_way: deque[Any] = deque()
             turn = number
             while True:
@@ -80,12 +85,13 @@ def read(cluster: Any, seconds: float) -> float:
     return count / (time.perf_counter() - begin)
 
 
-#: callers, rows of each send, sends without a receipt
+#: producers, callers, rows of each send, sends without a receipt
 BURSTS = {
-    "one_thread": (1, 1, 1),
-    "64_threads": (64, 1, 1),
-    "batches_of_20": (1, 20, 16),
-    "batches_of_900": (1, 900, 16),
+    "one_thread": (1, 1, 1, 1),
+    "64_threads": (1, 64, 1, 1),
+    "16_producers": (16, 16, 1, 1),
+    "batches_of_20": (1, 1, 20, 16),
+    "batches_of_900": (1, 1, 900, 16),
 }
 
 
