@@ -120,7 +120,7 @@ def start(
         config: further options of the stores, such as `{"flush_interval_ms": 200}`. docs/reference/configuration.md has
             their names, ranges and defaults, and says which of them the first start decides. The cluster keeps what was
             given: later starts may leave it out, and change the others. Those that may change while the cluster runs
-            do so at once. The value that was given last holds, by a start or by `Cluster.set_config`.
+            do so at once. The value that a shard took last holds, by a start or by `Cluster.set_config`.
         address: the Ray to run in, as `ray.init` takes it. Default: the Ray to which this process is connected, else
             the one in RAY_ADDRESS, else a new Ray on this machine that lives until `stop`.
         ephemeral: accept a data directory that does not survive a reboot (/tmp, tmpfs). False by default.
