@@ -51,8 +51,8 @@ RUN_BYTES = 4 * GIB
 MEMORY_BYTES = 4 * GIB
 #: Ray's object store lives in shared memory; below this it falls back to files and says so itself
 SHARED_MEMORY_BYTES = 256 * MIB
-#: architectures that keep the order of stores, which shared memory relies on (docs/decisions/0010-x86-64-only.md)
-MACHINES = ("x86_64",)
+#: architectures on which the order of shared memory is kept (actors/shared/memory_order.py)
+MACHINES = ("x86_64", "aarch64")
 #: the oldest glibc that pyarrow's wheels accept (manylinux_2_28)
 GLIBC_MIN = (2, 28)
 #: Spark 3.5 needs Java 17: 21 breaks its Arrow, 25 does not start
@@ -159,7 +159,7 @@ def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
         problems.append(
             f"{machine.system} on {machine.machine} is not supported: RayMQ runs on Linux on "
             f"{' and '.join(MACHINES)}. It uses Linux's own calls, and its processes share memory "
-            "in an order that only this architecture keeps."
+            "in an order that only these architectures keep."
         )
     elif machine.glibc < GLIBC_MIN:
         problems.append(

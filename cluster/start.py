@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from raymq.actors.protocol import tls
 from raymq.actors.ray.process_setup import check_log_level
-from raymq.actors.shared.control_block import check_architecture
+from raymq.actors.shared import memory_order
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.promise import Flush
@@ -149,7 +149,7 @@ def start(
     """
     if nodes is None:
         # With `nodes` each replica checks its own machine.
-        check_architecture(os.uname().machine)
+        memory_order.check_architecture(os.uname().machine)
     check_log_level(os.environ)
 
     wanted = StartOptions(
@@ -192,9 +192,10 @@ class _Start(DirectoryCall):
         paths, files = self.paths, self.files
         stored, record = plan.stored, plan.record
         first = stored is None
-        untested = ray_release.untested(ray_release.installed())
-        if untested is not None:
-            self.warn(f"WARNING: {untested}")
+        machine = memory_order.experimental(os.uname().machine)
+        for warning in (ray_release.untested(ray_release.installed()), machine):
+            if warning is not None:
+                self.warn(f"WARNING: {warning}")
         token = load_or_make_token(paths, files)
         ca = _save_authority(paths, record, files)
         run_sweep.sweep(files, self.clock)

@@ -1,6 +1,7 @@
 """Shared by the processes of one replica: control block, rings, wakeups, heartbeats. No pyarrow, no numpy.
 
 control_block   the page of fields through which processes report their ends
+memory_order    the order in which they see each other's stores, on each architecture
 ring            the lists between CommitLog and Replication
 wakeup          how one process wakes another
 append_wakeups  the rules by which most wakeups are left out

@@ -57,24 +57,23 @@ again. CommitLog clears them when it begins, while no grant is out. CommitRealTi
 bytes once written into the files stay there, so committed = max(base, position). CommitLog clears counts and latencies
 once, before its first grant: they are totals over all satellites of one CommitLog process.
 
-Invariant: data, then field, then wakeup. x86_64 shows stores to other processes in their order. If a wakeup is left
-out, nothing else orders them: Python has no barrier between processes. So other architectures are refused, see
-docs/decisions/0010-x86-64-only.md.
+Invariant: data, then field, then wakeup. If the wakeup is left out, the order of data and field is that of
+memory_order.py.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from raymq.store.base.errors import Rejected, broken
+from raymq.store.base.errors import broken
 from raymq.store.base.files import Files
 from raymq.store.config.promise import Flush
 
 from .latency import FIELDS as LATENCY_FIELDS
 from .latency import LatencyCounter
+from .memory_order import shared_words
 from .processes import INCARNATION_BITS, ProcessIdentity
 from .ring import map_shared
 
@@ -82,8 +81,6 @@ FILE_BYTES = 4096
 MAGIC = int.from_bytes(b"RayMQctl", "big")
 VERSION = 3
 
-#: architectures on which the invariant above holds
-ARCHITECTURES = ("x86_64",)
 COMMIT_LOG = "commit_log"
 COMMIT_REAL_TIME = "commit_real_time"
 FLUSH_REAL_TIME = "flush_real_time"
@@ -154,18 +151,6 @@ class State(IntEnum):
     STOPPED = 2
     #: a sync failed: no role is granted any more
     POISONED = 3
-
-
-def check_architecture(machine: str) -> None:
-    """Raises: Rejected if a field may be seen before the data it is about. Args: `machine`: of `os.uname()`."""
-    if machine not in ARCHITECTURES:
-        raise Rejected(
-            f"the processes of a replica share memory in an order that {machine} does not keep; run the shards on "
-            f"{', '.join(ARCHITECTURES)} (clients may be elsewhere)",
-            field="machine",
-            limit=", ".join(ARCHITECTURES),
-            found=machine,
-        )
 
 
 def shared_file(replica_dir: str, name: str) -> str:
@@ -411,7 +396,7 @@ class ControlBlock:
     def __init__(self, view: memoryview, *, files: Files) -> None:
         self._view = view
         self._files = files
-        self._words = view.cast("q")
+        self._words = shared_words(view)
         #: role -> its record
         self.roles = {role: RoleRecord(self._words, role) for role in ROLES}
         #: replica id -> its record
@@ -421,9 +406,8 @@ class ControlBlock:
     def open(cls, path: str, *, files: Files) -> ControlBlock:
         """Map the page, made zeroed if it is not there (a satellite may come before CommitLog).
 
-        Raises: Rejected on another architecture.
+        Raises: Rejected on an architecture that does not keep the order of stores.
         """
-        check_architecture(os.uname().machine)
         return cls(map_shared(path, FILE_BYTES, files=files), files=files)
 
     def valid(self, boot: int) -> bool:

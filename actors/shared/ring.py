@@ -23,6 +23,8 @@ from __future__ import annotations
 from raymq.store.base.errors import broken
 from raymq.store.base.files import Files
 
+from .memory_order import shared_words
+
 #: entries of one ring, a power of two
 CAPACITY = 4096
 
@@ -86,7 +88,7 @@ class ReplicationRings:
     def __init__(self, view: memoryview, *, files: Files) -> None:
         self._view = view
         self._files = files
-        self._words = view.cast("q")
+        self._words = shared_words(view)
         #: CommitLog reports puts that wait for replicas, Replication takes them
         self.requests = Ring(
             self._words, pushed=_REQUESTS_PUSHED, taken=_REQUESTS_TAKEN, first=_FIRST_REQUEST

@@ -17,8 +17,8 @@ import struct
 SLICE_NS = 100_000
 #: `struct sched_attr`: size, policy, flags, nice, priority, slice, deadline, period
 ATTRIBUTES = struct.Struct("=IIQiIQQQ")
-#: the numbers of both calls; the C library has no functions for them before glibc 2.41
-SCHED_SETATTR, SCHED_GETATTR = 314, 315
+#: the numbers of sched_setattr and sched_getattr; the C library has no functions for them before glibc 2.41
+CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 #: the policies that have a slice: SCHED_OTHER and SCHED_BATCH
 _SLICED = (0, 3)
 
@@ -32,11 +32,12 @@ def shorten_time_slice() -> bool:
     real-time or idle thread is left as it is.
     """
     system = os.uname()
-    if (system.sysname, system.machine) != ("Linux", "x86_64"):
+    if system.sysname != "Linux" or system.machine not in CALLS:
         return False
+    set_attributes, get_attributes = CALLS[system.machine]
     call = ctypes.CDLL(None).syscall
     held = ctypes.create_string_buffer(ATTRIBUTES.size)
-    if call(SCHED_GETATTR, 0, held, ATTRIBUTES.size, 0):
+    if call(get_attributes, 0, held, ATTRIBUTES.size, 0):
         return False
     size, policy, flags, nice, priority, usual_ns, *_ = ATTRIBUTES.unpack(held.raw)
     # Before 6.12 the slice is 0.
@@ -44,7 +45,7 @@ def shorten_time_slice() -> bool:
         return False
 
     asked = ATTRIBUTES.pack(size, policy, flags, nice, priority, SLICE_NS, 0, 0)
-    if call(SCHED_SETATTR, 0, asked, 0) or call(SCHED_GETATTR, 0, held, ATTRIBUTES.size, 0):
+    if call(set_attributes, 0, asked, 0) or call(get_attributes, 0, held, ATTRIBUTES.size, 0):
         return False
     slice_ns: int = ATTRIBUTES.unpack(held.raw)[5]
     return slice_ns == SLICE_NS

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raymq.actors.protocol import tls
-from raymq.actors.shared.control_block import check_architecture
+from raymq.actors.shared import memory_order
 from raymq.cluster.bench.machine import version_of
 from raymq.cluster.connect import connect
 from raymq.cluster.deploy import ray_release
@@ -147,9 +147,12 @@ def check_machine(system: str, machine: str) -> Check:
     if system != "Linux":
         return _fail("machine", found, "RayMQ's actors run on Linux only")
     try:
-        check_architecture(machine)
+        memory_order.check_architecture(machine)
     except Rejected as error:
         return _fail("machine", found, error.message)
+    experimental = memory_order.experimental(machine)
+    if experimental is not None:
+        return _warn("machine", experimental, "for data that matters use x86_64")
     return _ok("machine", found)
 
 

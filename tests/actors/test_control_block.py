@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from raymq.actors.shared.control_block import (
 )
 from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.ring import map_shared
-from raymq.store.base.errors import Bug, Rejected
+from raymq.store.base.errors import Bug
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import WHILE_RUNNING
 from tests.support.waiting import until
@@ -45,15 +44,6 @@ def control(path: str) -> Iterator[ControlBlock]:
     block.format(BOOT)
     yield block
     block.close()
-
-
-def test_no_process_of_a_replica_runs_where_stores_are_seen_out_of_order(
-    path: str, monkeypatch: pytest.MonkeyPatch
-):
-    other = os.uname_result((*os.uname()[:4], "aarch64"))
-    monkeypatch.setattr(os, "uname", lambda: other)
-    with pytest.raises(Rejected, match="aarch64"):
-        ControlBlock.open(path, files=Files())
 
 
 @pytest.mark.parametrize("tag", [1, 2, 0x7FFF])

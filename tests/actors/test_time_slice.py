@@ -18,7 +18,8 @@ from raymq.actors.shared.time_slice import SLICE_NS, shorten_time_slice
 def slice_ns(thread: int = 0) -> int:
     """The slice of a thread, by its number in the kernel; 0: the calling one. Before Linux 6.12: 0."""
     held = ctypes.create_string_buffer(time_slice.ATTRIBUTES.size)
-    assert not ctypes.CDLL(None).syscall(time_slice.SCHED_GETATTR, thread, held, len(held), 0)
+    _, number = time_slice.CALLS[os.uname().machine]
+    assert not ctypes.CDLL(None).syscall(number, thread, held, len(held), 0)
     return time_slice.ATTRIBUTES.unpack(held.raw)[5]
 
 
@@ -71,7 +72,7 @@ def test_an_older_kernel_is_asked_for_nothing(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(syscall=call))
     assert not shorten_time_slice()
-    assert calls == [time_slice.SCHED_GETATTR]
+    assert calls == [time_slice.CALLS[os.uname().machine][1]]
 
 
 def test_a_sandbox_may_refuse_the_calls(monkeypatch):
@@ -88,7 +89,7 @@ def test_a_thread_without_slices_is_left_as_it_is():
 
 
 def test_another_machine_is_left_as_it_is(monkeypatch):
-    other = SimpleNamespace(sysname="Linux", machine="aarch64")
+    other = SimpleNamespace(sysname="Linux", machine="riscv64")
     monkeypatch.setattr(os, "uname", lambda: other)
     assert not in_a_thread(shorten_time_slice)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.protocol import tls
+from raymq.actors.shared import memory_order
 from raymq.cluster import start as lifecycle
 from raymq.cluster.cli import doctor
 from raymq.cluster.cli.doctor import GIB, MIB, Check
@@ -40,7 +41,7 @@ from tests.support.loop_disk import LoopDisk
         (doctor.check_python((3, 9, 18)), "fail"),
         (doctor.check_python((3, 10, 0)), "ok"),
         (doctor.check_machine("Linux", "x86_64"), "ok"),
-        (doctor.check_machine("Linux", "aarch64"), "fail"),
+        (doctor.check_machine("Linux", "riscv64"), "fail"),
         (doctor.check_machine("Darwin", "arm64"), "fail"),
         (doctor.check_ray(None), "fail"),
         (doctor.check_ray("2.6.0"), "fail"),
@@ -93,6 +94,19 @@ def test_each_fact_has_its_verdict_and_a_bad_one_says_what_to_do(
     assert check.verdict == verdict
     assert check.found
     assert bool(check.advice) == (verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("barriers", "verdict", "words"),
+    [(6, "warn", "is experimental"), (0, "fail", "need membarrier")],
+)
+def test_aarch64_is_experimental_where_its_kernel_has_barriers(
+    monkeypatch: pytest.MonkeyPatch, barriers: int, verdict: str, words: str
+) -> None:
+    monkeypatch.setattr(memory_order, "_syscall", lambda: lambda *args: barriers)
+    check = doctor.check_machine("Linux", "aarch64")
+    assert check.verdict == verdict
+    assert words in f"{check.found} {check.advice}"
 
 
 @pytest.mark.parametrize(

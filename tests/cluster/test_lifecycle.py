@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.shared import memory_order
 from raymq.actors.shared.wakeup import Wakeup, wakeup_directory
 from raymq.client.topics import new_topic
 from raymq.client.transport.routes import Routes
@@ -101,13 +102,26 @@ def test_another_architecture_is_refused_before_anything_is_made(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = os.uname()
-    other = os.uname_result((*machine[:4], "aarch64"))
+    other = os.uname_result((*machine[:4], "riscv64"))
     monkeypatch.setattr(os, "uname", lambda: other)
-    with pytest.raises(Rejected, match="order that aarch64 does not keep") as refusal:
+    with pytest.raises(Rejected, match="order that riscv64 does not keep") as refusal:
         begin(tmp_path)
     assert refusal.value.field == "machine"
     assert not (tmp_path / "data").exists()
     assert not ray.actors
+
+
+def test_an_experimental_architecture_is_named_at_each_start(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = os.uname_result((*os.uname()[:4], "aarch64"))
+    monkeypatch.setattr(os, "uname", lambda: other)
+    monkeypatch.setattr(memory_order, "check_architecture", lambda machine: None)
+    for _ in range(2):
+        lines: list[str] = []
+        lifecycle.start(tmp_path / "data", address="auto", ephemeral=True, progress=lines.append)
+        (warning,) = [line for line in lines if line.startswith("WARNING")]
+        assert "aarch64 is experimental" in warning
 
 
 def test_a_ray_without_our_label_pins_the_actors_to_this_node(ray: FakeRay, tmp_path: Path) -> None:
