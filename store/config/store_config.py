@@ -334,7 +334,7 @@ class StoreConfig:
             good = is_number and not isinstance(value, bool)
             good = good and (option.least or 0) <= value
             good = good and (option.most is None or value <= option.most)
-            good = good and not value % option.multiple_of
+            good = good and not (whole and value % option.multiple_of)
             kind = "a whole number" if whole else "a number"
             limit = option.range_text()
             self._check(good, name, f"it must be {kind}, {limit}", limit)

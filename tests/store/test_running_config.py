@@ -76,6 +76,11 @@ def test_a_copy_of_the_options_of_an_open_store_is_one_of_its_own() -> None:
     assert config.flush_interval_ms == 200
 
 
+def test_hours_may_have_a_fraction(store: MessageStore) -> None:
+    store.options.set({"file_reserved_hours": 0.5, "producer_expiry_hours": 1.5}, by="ann")
+    assert (store.config.file_reserved_hours, store.config.producer_expiry_hours) == (0.5, 1.5)
+
+
 def test_a_full_disk_takes_the_option_that_makes_room(store: MessageStore) -> None:
     store.flags.set(DISK_FULL)
     with pytest.raises(StorageFull):
