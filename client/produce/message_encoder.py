@@ -150,11 +150,12 @@ class MessageEncoder:
         """Raises: Rejected for a body that is too large."""
         limit, most = self._max_message_bytes, _CONFIG.max_message_bytes
         if size > limit:
-            advice = "split it, compress it, or store it elsewhere and send its place"
-            if size <= most:
-                advice += f"; or raise max_message_bytes of the producer. A cluster takes {most} bytes by default"
+            raised = "the producer"
+            if size > most:
+                raised += f", and of the cluster (raymq config set), which takes {most} bytes by default"
             raise Rejected(
-                f"the body has {size} bytes, the limit is {limit}: {advice}",
+                f"the body has {size} bytes, the limit is {limit}: split it, compress it, store it elsewhere and send "
+                f"its place, or raise max_message_bytes of {raised}",
                 field="body",
                 limit=limit,
             )

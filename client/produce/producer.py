@@ -70,8 +70,8 @@ class Producer(OpenClient):
         in_flight_bytes: bytes (default 16 MiB) under way to one shard. With less than 4 MiB the disk waits for batches.
         codec: makes bodies of values: "bytes" (default), "json", "msgpack" or "arrow-ipc". Its name travels in the
             property `content-type`, which costs about 20 bytes per message unless it is "bytes".
-        max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. The cluster takes 4 MiB, and
-            no option raises that.
+        max_message_bytes: bytes (default 4 MiB) of the largest body that `send` accepts. A cluster takes 4 MiB, or
+            what its option of the same name says, at most 32 MiB.
         clock: replaces the system's clock in tests.
 
     Guarantees:

@@ -267,15 +267,16 @@ def test_a_queue_refuses_a_timeout_that_is_none(timeout: float) -> None:
 # --- advice ---------------------------------------------------------------------------------------
 
 
-def test_a_body_that_is_too_large_is_not_sent_to_options_that_do_not_help(make: Make) -> None:
+def test_a_body_that_is_too_large_names_the_options_that_help(make: Make) -> None:
     most = StoreConfig().max_message_bytes
-    with pytest.raises(Rejected, match="store it elsewhere") as refused:
+    both = "raise max_message_bytes of the producer, and of the cluster .raymq config set., which"
+    with pytest.raises(Rejected, match=both):
         make().send("t", b"x" * (most + 1))
-    assert "raise" not in str(refused.value)
-    with pytest.raises(Rejected, match="raise max_message_bytes of the producer"):
+    with pytest.raises(Rejected, match="raise max_message_bytes of the producer") as refused:
         make(max_message_bytes=10).send("t", b"x" * 11)
+    assert "cluster" not in str(refused.value)
     # The shard says so, too.
-    with pytest.raises(Rejected, match="only a program that embeds the store may raise"):
+    with pytest.raises(Rejected, match="raise max_message_bytes of the cluster"):
         check_put("t", batch([b"x" * 11]), max_message_bytes=10)
 
 
