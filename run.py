@@ -247,15 +247,40 @@ def pip_for(python: Path) -> list[str]:
     )
 
 
+def not_made(error: OSError | subprocess.CalledProcessError) -> Refused:
+    """What is said when `.venv` cannot be made: the system's words, or those of the program that failed."""
+    words = str(error)
+    if isinstance(error, subprocess.CalledProcessError):
+        # The output of ensurepip: its reason is in it.
+        words += "\n" + (error.output or b"").decode(errors="replace").strip()[-800:]
+    return Refused(
+        f"{ENVIRONMENT} cannot be made: {words}\n"
+        "Run this in a copy of the tree that this user can write, with a python3 that can make "
+        "environments (python3 -m venv)."
+    )
+
+
+def create_environment(*, with_pip: bool) -> None:
+    """Make an empty `.venv` as `python3 -m venv` does. Raises: Refused when it cannot be made."""
+    try:
+        # Links: a copy of an interpreter that finds its library by its own place would not start.
+        venv.EnvBuilder(clear=True, symlinks=True, with_pip=with_pip).create(ENVIRONMENT)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise not_made(error) from error
+
+
 def make_environment(extras: Sequence[str], want: Mapping[str, object]) -> None:
     """Make `.venv` and install the project with the extras, editable.
 
-    Raises: Refused when Python lacks what makes environments, or when pip fails.
+    Raises: Refused when Python lacks what makes environments, when the directory cannot be written, or when pip fails.
     """
     python = environment_python()
     target = f"{ROOT}[{','.join(extras)}]"
     have = read_stamp(STAMP)
-    STAMP.unlink(missing_ok=True)
+    try:
+        STAMP.unlink(missing_ok=True)
+    except OSError as error:
+        raise not_made(error) from error
     if python.exists() and all(have.get(key) == want[key] for key in ("python", "root")):
         # Only the requirements changed. (Its own pip, or the system's, as when it was made.)
         own = next(ENVIRONMENT.glob("lib/python*/site-packages/pip/__init__.py"), None)
@@ -263,11 +288,11 @@ def make_environment(extras: Sequence[str], want: Mapping[str, object]) -> None:
     elif Path(sys.prefix).resolve() == ENVIRONMENT.resolve():
         raise Refused(f"{ENVIRONMENT} has to be made again: run this with python3 from outside it.")
     elif importlib.util.find_spec("ensurepip"):
-        venv.EnvBuilder(clear=True, with_pip=True).create(ENVIRONMENT)
+        create_environment(with_pip=True)
         pip = [str(python), "-m", "pip"]
     else:
         pip = pip_for(python)
-        venv.EnvBuilder(clear=True, with_pip=False).create(ENVIRONMENT)
+        create_environment(with_pip=False)
     install = [*pip, "install", "--disable-pip-version-check", "--no-input", "-e", target]
     # In a session of its own: Ctrl-C reaches pip through this process, without pip's traceback.
     if run_marked(install, os.environ) != 0:

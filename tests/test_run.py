@@ -168,6 +168,51 @@ def test_a_pip_that_cannot_install_into_another_python_is_not_used(monkeypatch):
     assert run.pip_for(Path("python"))[1:] == ["-m", "pip", "--python", "python"]
 
 
+def test_the_environment_links_to_the_interpreter_and_does_not_copy_it(tmp_path, monkeypatch):
+    # A copy of one that finds its library by its own place ($ORIGIN) does not start.
+    monkeypatch.setattr(run, "ENVIRONMENT", tmp_path / "made")
+    run.create_environment(with_pip=False)
+    made = run.environment_python()
+    assert made.is_symlink()
+    assert made.resolve() == Path(sys._base_executable).resolve()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "/srv/raymq/.venv"), "'/srv/raymq/.venv'"),
+        (
+            subprocess.CalledProcessError(127, ["ensurepip"], b"libpython3.so: no such file\n"),
+            "libpython3.so: no such file\nRun this in a copy",
+        ),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_refused_with_the_reason(
+    error, words, tmp_path, monkeypatch, capsys
+):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run, "ENVIRONMENT", tmp_path / "made")
+    monkeypatch.setattr(run, "STAMP", tmp_path / "made" / "stamp.json")
+    monkeypatch.setattr(run, "look_at_machine", lambda: GOOD)
+    monkeypatch.setattr(run.venv.EnvBuilder, "create", fail)
+    assert run.main(["setup"]) == 3
+    said = capsys.readouterr().err
+    assert f"run.py: {tmp_path / 'made'} cannot be made: " in said
+    assert words in said
+
+
+def test_a_stamp_of_another_user_is_refused_with_the_reason(tmp_path, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "stamp.json")
+
+    monkeypatch.setattr(run, "ENVIRONMENT", tmp_path)
+    monkeypatch.setattr(run.Path, "unlink", fail)
+    with pytest.raises(run.Refused, match=r"cannot be made: .*stamp\.json"):
+        run.make_environment((), {"python": "", "root": ""})
+
+
 def test_root_needs_no_sudo(monkeypatch):
     monkeypatch.setattr(run.os, "geteuid", lambda: 0)
     assert run.venv_line((3, 11)) == "apt-get update && apt-get install -y python3.11-venv"
