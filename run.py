@@ -478,7 +478,8 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
     demo.add_argument(
         "--data-dir",
         metavar="DIR",
-        help="where the messages are stored (default: ~/.raymq/flights-demo)",
+        help="where the messages are stored (default: ~/.raymq/flights-demo, "
+        "or build/flights-demo here without a home)",
     )
     commands.add_parser(
         "test", help="the test suite; further arguments go to pytest", add_help=False

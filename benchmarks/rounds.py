@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.floors import Floor, Line, report
 from raymq.cluster.bench.histogram import Histogram
+from raymq.cluster.record.paths import in_home, nearest_existing, why_not_writable
+from raymq.store.base.files import Files
 
 ROUNDS = 3
 #: with fewer rounds even the least and the greatest ratio do not have the median between them with 95 %
@@ -131,6 +133,15 @@ def in_turn(rounds: int = ROUNDS, what: str = "round") -> Iterator[int]:
         yield number
 
 
+def usual_directory() -> Path:
+    """~/.raymq/bench. For a user without a home that it can write: build/bench in the checkout."""
+    files = Files()
+    for own in in_home(".raymq"):
+        if why_not_writable(nearest_existing(own, files)) is None:
+            return own / "bench"
+    return Path(__file__).resolve().parents[1] / "build" / "bench"
+
+
 def tell(line: str) -> None:
     """Print progress at once."""
     print(f"  {line}", file=sys.stderr, flush=True)
@@ -173,7 +184,7 @@ def run(
     parser.add_argument("--quick", action="store_true", help="shorter rounds")
     parser.add_argument("--busy", action="store_true", help="with a load on every core")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a floor is missed")
-    parser.add_argument("--directory", type=Path, default=Path.home() / ".raymq" / "bench")
+    parser.add_argument("--directory", type=Path, default=usual_directory())
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     if parts:
         parser.add_argument("--only", choices=parts, action="append", help="may be repeated")

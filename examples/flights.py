@@ -42,6 +42,7 @@ from raymq.store import producer_stamps, verify
 NAME = "flights"
 #: marks a demo's directory before its cluster has a record. A start ignores names with ".tmp"
 BEGUN = "flights-demo.tmp"
+CHECKOUT = Path(__file__).resolve().parents[1]
 TOPIC, PROBE = "flights", "probe"
 #: losses during the first write, and the least rows for which it lasts long enough for all
 VICTIMS, KILL_ROWS = 4, 100_000
@@ -483,6 +484,15 @@ def size_of(data_dir: Path) -> str:
     return f"{sum(file.st_blocks for file in files) * 512 / 2**30:.1f} GiB"
 
 
+def usual_data_dir() -> Path:
+    """~/.raymq/flights-demo. For a user without a home: build/flights-demo in the checkout, as `.venv` is there."""
+    home = Path(os.path.expanduser("~"))
+    own = home / ".raymq"
+    if os.access(own if own.exists() else home, os.W_OK | os.X_OK):
+        return own / "flights-demo"
+    return CHECKOUT / "build" / "flights-demo"
+
+
 def mark_as_demo(data_dir: Path) -> None:
     """Make the directory, and mark it as a demo's until its cluster has a name."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -599,9 +609,10 @@ def main() -> int:
     parser.add_argument(
         "--data-dir",
         type=Path,
-        default=Path.home() / ".raymq" / "flights-demo",
+        default=usual_data_dir(),
         metavar="DIR",
-        help="where the messages are stored (default: ~/.raymq/flights-demo)",
+        help="where the messages are stored (default: ~/.raymq/flights-demo, "
+        "or build/flights-demo in the checkout without a home)",
     )
 
     options = parser.parse_args()

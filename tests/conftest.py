@@ -18,7 +18,7 @@ from hypothesis import settings
 
 from raymq.actors.shared.idle_cores import IdleCores
 from tests.support import durations
-from tests.support.leftovers import claim, sweep
+from tests.support.leftovers import VAR_TMP, claim, disk_root, sweep
 from tests.support.loop_disk import can_mount
 from tests.support.network_namespaces import can_make_namespaces
 from tests.support.programs import run
@@ -119,7 +119,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
     if not session.config.option.collectonly:
         own = factory.getbasetemp()
-        sweep([own.parent, Path.home()])
+        sweep([own.parent, disk_root(), VAR_TMP])
         claim(own)
 
 

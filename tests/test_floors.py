@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import queues, replicate
 from benchmarks.floors import Line, at_least, at_most, report
-from benchmarks.rounds import Rounds, lines_of
+from benchmarks.rounds import Rounds, lines_of, usual_directory
 
 
 def noted(figures: dict[str, Any]) -> Rounds:
@@ -34,6 +34,15 @@ def noted(figures: dict[str, Any]) -> Rounds:
 )
 def test_a_floor_judges_its_value(line: Line, missed: bool) -> None:
     assert line.missed is missed
+
+
+# /dev/null is the home of some service users. A lone "~" is the answer of a system that knows no home.
+@pytest.mark.parametrize("home", ["/dev/null", "~"])
+def test_without_a_home_benchmarks_write_into_the_checkout(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda _: home)
+    assert usual_directory() == Path(__file__).resolve().parents[1] / "build" / "bench"
 
 
 def test_only_a_check_makes_a_missed_floor_an_exit_code(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.leftovers import claim, sweep
+from tests.support.leftovers import VAR_TMP, claim, disk_root, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 STOPPED = """
@@ -87,3 +87,19 @@ def test_a_run_in_another_pid_namespace_is_left_alone(tmp_path: Path) -> None:
 def test_this_run_is_one_that_the_next_would_find(tmp_path_factory: object) -> None:
     base = tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     assert (base / ".raymq-owner").exists()
+
+
+# Under /proc not even root can make a directory. A lone "~" is the answer of a system that knows no home.
+@pytest.mark.parametrize("home", ["/proc/nonexistent", "/dev/null", "~"])
+def test_without_a_home_the_directories_of_tests_are_in_var_tmp(
+    monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda _: home)
+    assert disk_root() == VAR_TMP
+
+
+def test_the_directories_of_tests_are_in_the_home_that_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert disk_root() == tmp_path

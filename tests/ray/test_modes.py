@@ -30,6 +30,7 @@ from raymq.store.log.transient_pool import NAME_FILE, SHM_DIR
 from raymq.store.tools.inspect import verify
 from tests.support.history import History, Load, Read, Reader, faults
 from tests.support.lean_ray import LEAN
+from tests.support.leftovers import disk_root
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.thorough]
@@ -181,7 +182,7 @@ def send(descriptors: list[int], number: signal.Signals) -> None:
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
-    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=disk_root()))
     home = Home(place)
     try:
         home.command(

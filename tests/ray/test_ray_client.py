@@ -34,6 +34,7 @@ from raymq.store.base.errors import RayMQError, from_wire
 from raymq.store.base.files import Files
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
+from tests.support.leftovers import disk_root
 from tests.support.ray_environment import client_port, ray_environment
 from tests.support.waiting import until
 
@@ -143,7 +144,7 @@ def world() -> Iterator[World]:
     import ray
 
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
-    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=disk_root()))
     paths = ClusterPaths(place / "data")
     try:
         with ray_environment(place, lean=False):

@@ -22,14 +22,12 @@ from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from tests.support.lean_ray import LEAN
-from tests.support.leftovers import claim
+from tests.support.leftovers import VAR_TMP, claim
 from tests.support.workers import end_with_parent
 
 UNIT = Path(__file__).resolve().parents[2] / "docs" / "operating" / "boot.md"
 #: the user `nobody`, as whom root runs the unit. Another user runs it as itself
 NOBODY = 65_534
-#: a disk's directory in which every user may make another one
-DISK = "/var/tmp"
 
 
 class Service:
@@ -97,7 +95,7 @@ class Service:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=DISK))
+    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=VAR_TMP))
     claim(directory)
     made = Service(directory)
     try:

@@ -22,7 +22,7 @@ from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 from tests.support.lean_ray import LEAN
-from tests.support.leftovers import claim
+from tests.support.leftovers import VAR_TMP, claim
 from tests.support.loop_disk import LoopDisk
 from tests.support.workers import end_with_parent
 
@@ -52,7 +52,7 @@ echo an order | {raymq} produce t --cluster {data}
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A directory on a disk that a cluster may use."""
-    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir="/var/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=VAR_TMP))
     claim(directory)
     yield directory
     stop_owned(ClusterPaths(directory / "data"), files=Files(), clock=Clock())

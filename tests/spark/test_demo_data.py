@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,22 @@ def test_other_data_than_a_demos_is_neither_stopped_nor_deleted(
     with pytest.raises(SystemExit, match="holds other data than a demo's"):
         _run(flights, monkeypatch, "--data-dir", data_dir, *options)
     assert _content(data_dir) == before
+
+
+# /dev/null is the home of some service users. A lone "~" is the answer of a system that knows no home.
+@pytest.mark.parametrize("home", ["/proc/nonexistent", "/dev/null", "~"])
+def test_without_a_home_the_demos_data_are_in_the_checkout(
+    flights: Any, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda _: home)
+    assert flights.usual_data_dir() == SCRIPT.parents[1] / "build" / "flights-demo"
+
+
+def test_the_demos_data_are_in_the_home_that_can_be_written(
+    flights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert flights.usual_data_dir() == tmp_path / ".raymq" / "flights-demo"
 
 
 def test_a_demos_cluster_is_deleted(

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import raymq
+from tests.support.leftovers import disk_root
 from tests.support.quick_java import QUICK_JAVA
 from tests.support.ray_environment import ray_environment
 
@@ -113,7 +114,7 @@ class Place:
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
-    directory = Path(tempfile.mkdtemp(prefix=".raymq-flights-", dir=Path.home()))
+    directory = Path(tempfile.mkdtemp(prefix=".raymq-flights-", dir=disk_root()))
     try:
         with ray_environment(directory):
             cluster = raymq.start(directory / "data", name="flights", shards=SHARDS)

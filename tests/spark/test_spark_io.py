@@ -33,6 +33,7 @@ from raymq.spark import session as spark_session
 from raymq.spark.offsets import TopicQueue
 from raymq.spark.query_checkpoint import QueryCheckpoint
 from tests.support.docstrings import examples
+from tests.support.leftovers import disk_root
 from tests.support.quick_java import QUICK_JAVA
 from tests.support.ray_environment import ray_environment
 from tests.support.typed_frames import (
@@ -57,7 +58,7 @@ def place():
     import raydp
 
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
-    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=disk_root()))
     try:
         with ray_environment(directory):
             os.environ.update(QUICK_JAVA)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .lean_ray import LEAN
-from .leftovers import claim
+from .leftovers import claim, disk_root
 from .quick_java import QUICK_JAVA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def interrupt(case: tuple[str, int]) -> Interruption:
     """
     moment, number = case
     # Not under /tmp: a cluster that is meant to last would be refused there.
-    with tempfile.TemporaryDirectory(prefix=".raymq-test-", dir=Path.home()) as directory:
+    with tempfile.TemporaryDirectory(prefix=".raymq-test-", dir=disk_root()) as directory:
         claim(Path(directory))
         demo = Demo(Path(directory))
         try:

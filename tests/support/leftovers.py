@@ -19,6 +19,17 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
 _OWNER = ".raymq-owner"
+#: a disk's directory in which every user may make another one
+VAR_TMP = Path("/var/tmp")
+
+
+def disk_root() -> Path:
+    """Where tests make the directory of a cluster that is meant to last: it refuses /tmp, where pytest's own ones are.
+
+    The home of this user, or /var/tmp for a user without a home that can be written.
+    """
+    home = Path(os.path.expanduser("~"))
+    return home if home.is_dir() and os.access(home, os.W_OK | os.X_OK) else VAR_TMP
 
 
 def claim(directory: Path) -> None:

@@ -16,7 +16,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.files import Files
 
 from .lean_ray import LEAN
-from .leftovers import claim
+from .leftovers import claim, disk_root
 from .workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def run(program: Program) -> list[str]:
     Nothing that was begun stays.
     """
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
-    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    directory = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=disk_root()))
     claim(directory)
 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}

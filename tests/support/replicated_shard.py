@@ -29,6 +29,7 @@ from raymq.store.base.files import Files
 from raymq.store.tools.inspect import verify
 from tests.support.history import History, Load, Read, Reader, faults
 from tests.support.lean_ray import LEAN
+from tests.support.leftovers import disk_root
 from tests.support.waiting import until
 
 TOPIC, ASIDE = "load", "aside"
@@ -353,7 +354,7 @@ def started_shard(
 ) -> Iterator[ReplicatedShard]:
     """A shard with the topics TOPIC and ASIDE. Args: `variables`: of its Ray and its processes; None: none."""
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
-    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=Path.home()))
+    place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=disk_root()))
     world = ReplicatedShard(place, replicas, variables or {})
     try:
         world.start(
