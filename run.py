@@ -57,6 +57,8 @@ MACHINES = ("x86_64", "aarch64")
 GLIBC_MIN = (2, 28)
 #: Spark 3.5 needs Java 17: 21 breaks its Arrow, 25 does not start
 JAVA_MAJOR = 17
+#: here Ray's own Java unpacks its library, whatever directory the Ray has (spark/java.py)
+RAY_DIRECTORY = Path("/tmp/ray")
 #: every process of a demo inherits this variable; the value is of that run
 MARK = "RAYMQ_DEMO_RUN"
 #: width of what is printed
@@ -179,6 +181,18 @@ def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
             "(Ray, Spark's Java and the actors of four replicas)."
         )
     return problems
+
+
+def check_ray_directory() -> list[str]:
+    """What is in the way of Spark on Ray here, with what to do; empty when nothing is."""
+    if not RAY_DIRECTORY.exists() or os.access(RAY_DIRECTORY, os.W_OK | os.X_OK):
+        return []
+    return [
+        f"{RAY_DIRECTORY} belongs to user {RAY_DIRECTORY.stat().st_uid}, and user {os.geteuid()} "
+        "cannot write it: Ray's Java, which Spark on Ray needs, writes nowhere else. Let its owner "
+        f"remove {RAY_DIRECTORY} while no Ray uses it, or run this where /tmp is its own: in a "
+        "container, or with systemd's PrivateTmp."
+    ]
 
 
 # --- the environment ------------------------------------------------------------------------------
@@ -541,6 +555,8 @@ def prepare(command: str) -> Machine:
     want = stamp_of((ROOT / "pyproject.toml").read_bytes(), extras, sys.version)
     fresh = not (environment_python().exists() and covers(read_stamp(STAMP), want))
     problems = check_machine(machine, fresh=fresh)
+    if command == "demo":
+        problems += check_ray_directory()
     if problems:
         raise Refused("\n".join(problems))
     if fresh:

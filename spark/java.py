@@ -7,10 +7,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 #: Spark 3.5, the newest that RayDP takes, needs it. Its Arrow breaks on 21
 MAJOR = 17
 _TIMEOUT_S = 60
+#: here Ray's own Java unpacks its library and logs, whatever directory the Ray has. No option moves it
+RAY_DIRECTORY = Path("/tmp/ray")
 
 
 def find(environment: Mapping[str, str]) -> str | None:
@@ -20,6 +23,17 @@ def find(environment: Mapping[str, str]) -> str | None:
     if on_path is not None or not home:
         return on_path
     return shutil.which("java", path=os.path.join(home, "bin"))
+
+
+def ray_directory_fault() -> str | None:
+    """Why Ray's Java, which RayDP starts, cannot start for this user, and what to do; None: it can."""
+    if not RAY_DIRECTORY.exists() or os.access(RAY_DIRECTORY, os.W_OK | os.X_OK):
+        return None
+    return (
+        f"{RAY_DIRECTORY} belongs to user {RAY_DIRECTORY.stat().st_uid}, and user {os.geteuid()} cannot write it: "
+        f"Ray's Java, which RayDP starts, writes nowhere else. Let its owner remove {RAY_DIRECTORY} while no Ray uses "
+        "it, or run this where /tmp is its own: in a container, or with systemd's PrivateTmp"
+    )
 
 
 def major_version(java: str) -> int:

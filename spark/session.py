@@ -90,9 +90,12 @@ def raydp_session(
     The driver listens on the address that its node has in Ray, unless `configs` has another `spark.driver.host`.
 
     Args: `executors`, `cores`, `memory`: RayDP's, the last two of each executor. `configs`: further Spark options.
-    Raises: Unavailable without Java 17.
+    Raises: Unavailable without Java 17, or if /tmp/ray of another user is in the way of Ray's Java.
     """
     use_java()
+    fault = java.ray_directory_fault()
+    if fault is not None:
+        raise Unavailable(fault, field="/tmp/ray", limit="a directory that this user can write")
     import raydp
 
     os.environ["PYSPARK_PYTHON"] = sys.executable

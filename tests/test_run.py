@@ -174,7 +174,7 @@ def test_the_environment_links_to_the_interpreter_and_does_not_copy_it(tmp_path,
     run.create_environment(with_pip=False)
     made = run.environment_python()
     assert made.is_symlink()
-    assert made.resolve() == Path(sys._base_executable).resolve()
+    assert subprocess.run([made, "-c", ""]).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -278,6 +278,20 @@ def test_a_machine_that_cannot_run_it_exits_with_3_and_changes_nothing(monkeypat
     monkeypatch.setattr(run, "make_environment", pytest.fail)
     assert run.main(["demo"]) == 3
     assert "4.0 GiB are needed" in capsys.readouterr().err
+
+
+def test_a_directory_of_another_user_in_the_way_of_spark_is_named_before_anything_is_made(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(run, "look_at_machine", lambda: GOOD)
+    monkeypatch.setattr(run, "make_environment", pytest.fail)
+    monkeypatch.setattr(run, "RAY_DIRECTORY", tmp_path)
+    # For root it is never so.
+    monkeypatch.setattr(run.os, "access", lambda path, mode: path != tmp_path)
+    assert run.main(["demo"]) == 3
+    assert f"Let its owner remove {tmp_path} while no Ray uses it" in capsys.readouterr().err
+    monkeypatch.setattr(run, "RAY_DIRECTORY", tmp_path / "none")
+    assert run.check_ray_directory() == []
 
 
 def test_the_ci_script_is_sound_bash():

@@ -114,7 +114,11 @@ def examine(data_dir: str | None = None, *, ephemeral: bool = False) -> list[Che
         check_ray(version_of("ray")),
         *(check_package(name, version_of(name), oldest) for name, oldest in _PACKAGES),
         check_crc(_has("google_crc32c"), _has("isal")),
-        check_java(java_path, java.major_version(java_path) if java_path else 0),
+        check_java(
+            java_path,
+            java.major_version(java_path) if java_path else 0,
+            java.ray_directory_fault(),
+        ),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         check_shared_memory(*_space_of("/dev/shm")),
         check_auth(os.environ, version_of("ray")),
@@ -191,8 +195,11 @@ def check_crc(crc32c: bool, isal: bool) -> Check:
     return _ok("checksums", "google-crc32c, isal")
 
 
-def check_java(path: str | None, major: int) -> Check:
-    """Java, which only Spark needs. Args: `major`: its version; 0: not known."""
+def check_java(path: str | None, major: int, ray_directory: str | None) -> Check:
+    """Java, which only Spark needs.
+
+    Args: `major`: its version; 0: not known. `ray_directory`: why Ray's Java cannot start for this user.
+    """
     if path is None:
         advice = (
             "only Spark needs it: install Java 17 (pip install 'raymq[spark]' brings one) and put its bin on PATH "
@@ -202,6 +209,10 @@ def check_java(path: str | None, major: int) -> Check:
     if major != java.MAJOR:
         advice = f"Spark 3.5 works with Java {java.MAJOR}: put that one first on PATH before `raymq start`"
         return _warn("java", f"{path}: version {major or 'unknown'}", advice)
+    if ray_directory is not None:
+        return _warn(
+            "java", f"{path}: version {major}", f"Spark by RayDP does not start: {ray_directory}"
+        )
     return _ok("java", f"{path}: version {major}")
 
 

@@ -19,6 +19,7 @@ from raymq.cluster.bench.spark_engine import SparkEngine
 from raymq.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.spark import (
     from_value,
+    java,
     options,
     raydp_session,
     read,
@@ -669,6 +670,19 @@ def test_raydp_chooses_the_address_of_the_driver_unless_one_is_given(monkeypatch
     raydp_session("addressed", configs=configs)
     addresses = ("spark.driver.host", "spark.driver.bindAddress")
     assert {name: given[name] for name in addresses if name in given} == configs
+
+
+def test_a_directory_of_another_user_in_the_way_of_rays_java_is_named_before_spark_starts(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(spark_session, "use_java", lambda: None)
+    monkeypatch.setattr(java, "RAY_DIRECTORY", tmp_path)
+    # For root it is never so.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(Unavailable, match=f"Let its owner remove {tmp_path} .*PrivateTmp"):
+        raydp_session("refused")
+    monkeypatch.setattr(java, "RAY_DIRECTORY", tmp_path / "none")
+    assert java.ray_directory_fault() is None
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch):
