@@ -459,9 +459,10 @@ class Consumer(OpenClient):
         self._assigned.join()
 
     def __del__(self) -> None:
-        if "_assigned" not in self.__dict__ or forks.count != self._forks:
+        if "_assigned" not in self.__dict__ or self._assigned.state.closed:
             return
-        if self._assigned.state.closed:
+        # None: the program ends, and Python has cleared this module. There is no way to warn then.
+        if forks is None or forks.count != self._forks:
             return
         if not sys.is_finalizing():
             # The collector may run on any thread, so it must not wait.

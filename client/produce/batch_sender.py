@@ -363,7 +363,8 @@ class BatchSender:
     @property
     def in_own_process(self) -> bool:
         """Whether this is not a forked child."""
-        return forks.count == self._forks
+        # None: the program ends, and Python has cleared this module. There is no way to warn then.
+        return forks is not None and forks.count == self._forks
 
     @property
     def in_use(self) -> bool:

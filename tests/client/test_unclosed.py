@@ -271,3 +271,21 @@ def test_a_forked_child_that_ends_does_not_count_its_parents_messages(
     assert code == 0
     assert "raymq:" not in stderr
     assert cluster.backends[0].bodies("t") == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("close", ["", "client.close()"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "client = cluster; client.describe_topic('t')",
+        "client = cluster.consumer('t', start='earliest'); client.poll(timeout=0)",
+        "client = cluster.producer(); client.send('t', b'x', queue_id=0).result(30)",
+    ],
+)
+def test_a_client_that_outlives_the_names_of_its_module_ends_without_a_word(
+    cluster: FakeCluster, make: str, close: str
+) -> None:
+    # Python clears modules before `sys`, and of `sys` first the names with an underscore: stderr still works then.
+    # An object in a cycle may be collected so late, too.
+    program = f"{make}\n{close}\nsys._kept = client\n"
+    assert run_to_its_end(cluster, program) == (0, "")
