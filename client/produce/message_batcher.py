@@ -630,8 +630,10 @@ class MessageBatcher:
             with self._lock:
                 self._stop_taking()
             if in_use:
-                # Closing waits for threads, and the garbage collector runs on any thread.
-                ClientThread(self.batch_sender.close, "raymq-producer-close").start()
+                # Closing waits for threads, and the garbage collector runs on any thread. From Python 3.12 on none
+                # starts once the program ends: then its end closes.
+                with contextlib.suppress(RuntimeError):
+                    ClientThread(self.batch_sender.close, "raymq-producer-close").start()
         if in_use:
             advice = "use it in a with block, or call close(), which raises what was not stored"
             warn_unclosed(self, self.owner, advice)

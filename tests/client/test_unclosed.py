@@ -289,3 +289,23 @@ def test_a_client_that_outlives_the_names_of_its_module_ends_without_a_word(
     # An object in a cycle may be collected so late, too.
     program = f"{make}\n{close}\nsys._kept = client\n"
     assert run_to_its_end(cluster, program) == (0, "")
+
+
+def test_a_producer_that_is_dropped_while_no_thread_can_start_ends_without_a_word(
+    cluster: FakeCluster,
+) -> None:
+    # So does Python from 3.12 on, once the program ends.
+    program = """
+        import gc
+        from raymq.client.client_thread import ClientThread
+
+        def refuse(self):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        producer = cluster.producer()
+        producer.send("t", b"x", queue_id=0).result(30)
+        ClientThread.start = refuse
+        del producer
+        gc.collect()
+    """
+    assert run_to_its_end(cluster, program) == (0, "")
