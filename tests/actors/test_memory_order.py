@@ -255,7 +255,8 @@ def test_each_store_follows_a_barrier_and_no_load_does():
         memory[0]
 
 
-def test_on_x86_64_the_words_are_plain_memory():
+def test_on_x86_64_the_words_are_plain_memory(monkeypatch):
+    on(monkeypatch, "x86_64")
     assert isinstance(shared_words(memoryview(bytearray(8))), memoryview)
 
 
