@@ -220,3 +220,9 @@ def release(session: nox.Session) -> None:
     """A release, checked, built and tried, into dist/; with `-- --trial` before it is dated, and nothing is left."""
     session.install("build", "uv")
     session.run("python", ".ci/release.py", *session.posargs)
+
+
+@nox.session
+def aarch64(session: nox.Session) -> None:
+    """The processes of a replica on an emulated aarch64; needs root, debootstrap and qemu-user-static."""
+    session.run("python", ".ci/aarch64.py", *session.posargs)
