@@ -270,7 +270,7 @@ class SlowReads:
         self._read = LogReader.read
         self.start = -1
         self.begun: list[int] = []
-        self.go = threading.Event()
+        self.go, self.noted = threading.Event(), threading.Event()
         #: what the first read meets
         self.fault: Exception | None = None
         monkeypatch.setattr(follower_stream, "CACHED_MS", 0)
@@ -289,6 +289,8 @@ class SlowReads:
             assert self.go.wait(TIMEOUT_S)
             if is_first and self.fault is not None:
                 raise self.fault
+            # A good read takes the fault's note back.
+            assert self.fault is None or self.noted.wait(TIMEOUT_S)
         return self._read(reader, start, stop, message)
 
 
@@ -341,9 +343,11 @@ def test_damage_that_a_long_read_meets_is_noted_although_its_connection_was_give
         slow.go.set()
         note = FailureFile(pair.leader.root, files=Files(), clock=Clock())
         wait_until(lambda: note.damaged_at() == first, "a note")
+        slow.noted.set()
         pair.wait_matched(end)
     finally:
         slow.go.set()
+        slow.noted.set()
         pair.close()
 
 
