@@ -161,7 +161,7 @@ def check_machine(machine: Machine, *, fresh: bool) -> list[str]:
         problems.append(
             f"{machine.system} on {machine.machine} is not supported: RayMQ runs on Linux on "
             f"{' and '.join(MACHINES)}. It uses Linux's own calls, and its processes share memory "
-            "in an order that only these architectures keep."
+            "in an order that is known for these architectures alone."
         )
     elif machine.glibc < GLIBC_MIN:
         problems.append(

@@ -7,8 +7,8 @@ It needs root, the packages `debootstrap` and `qemu-user-static`, and 1 GB in /v
 end. With --root the system is in DIRECTORY and stays: the next run begins with its tests. Remove it when the
 requirements change.
 
-It shows function alone: emulation keeps the order of x86_64 (docs/decisions/0033-aarch64.md). Mounts are in a namespace
-of their own, and end with it.
+It shows function alone: emulation keeps the order of x86_64 (docs/decisions/0033-aarch64.md). Mounts and processes are
+in namespaces of their own, and end with them.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def run_tests(system: Path, words: Sequence[str]) -> int:
     }
     clean = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     pytest = ["/venv/bin/python", "-m", "pytest", "--timeout", str(TIMEOUT_S)]
+    alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", SCRIPT, "sh", str(system), *pytest, *words],
+        [*alone, "sh", "-c", SCRIPT, "sh", str(system), *pytest, *words],
         env={**clean, **pips, "SITECUSTOMIZE": SITECUSTOMIZE},
         check=False,
     ).returncode

@@ -192,10 +192,11 @@ class _Start(DirectoryCall):
         paths, files = self.paths, self.files
         stored, record = plan.stored, plan.record
         first = stored is None
-        machine = memory_order.experimental(os.uname().machine)
-        for warning in (ray_release.untested(ray_release.installed()), machine):
-            if warning is not None:
-                self.warn(f"WARNING: {warning}")
+        warnings = [ray_release.untested(ray_release.installed())]
+        if record.nodes is None:
+            warnings.append(memory_order.experimental(os.uname().machine))
+        for warning in filter(None, warnings):
+            self.warn(f"WARNING: {warning}")
         token = load_or_make_token(paths, files)
         ca = _save_authority(paths, record, files)
         run_sweep.sweep(files, self.clock)

@@ -488,7 +488,7 @@ def usual_data_dir() -> Path:
     """~/.raymq/flights-demo. For a user without a home: build/flights-demo in the checkout, as `.venv` is there."""
     home = Path(os.path.expanduser("~"))
     own = home / ".raymq"
-    if os.access(own if own.exists() else home, os.W_OK | os.X_OK):
+    if os.access(own if os.path.exists(own) else home, os.W_OK | os.X_OK):
         return own / "flights-demo"
     return CHECKOUT / "build" / "flights-demo"
 

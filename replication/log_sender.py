@@ -15,6 +15,7 @@ end comes back in `LeaderProgress` and goes to the follower.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -525,9 +526,8 @@ class LogSender:
         units = self._chain.read_from(self._sent_end, self._limits.frame_bytes)[: wire.UNITS_LIMIT]
         segment_end = segment_start_of(self._sent_end, self._size) + self._size
         limit = min(self._committed, segment_end)
-        while units and units[-1].end > limit:
-            units.pop()
-        return tuple(units)
+        # From the first on: a unit beyond the limit is still being written, and may be seen in part.
+        return tuple(itertools.takewhile(lambda unit: unit.start < unit.end <= limit, units))
 
     def _append(self, units: tuple[ChainUnit, ...]) -> None:
         message = wire.AppendEntries(self._sent_end, self._sent_value, self.confirmed, units)

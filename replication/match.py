@@ -102,7 +102,8 @@ class MatchSearch:
         """Search among the boundaries of one segment: the starts of its units, and the end of the last."""
         start = max(segment, self._log_start)
         units = self._chain.read_from(start, _WHOLE_SEGMENT)
-        units = [unit for unit in units if unit.end <= self._upto]
+        # Those beyond are still being written, and may be seen in part.
+        units = [unit for unit in units if unit.start < unit.end <= self._upto]
         self._boundaries = [Match(unit.start, unit.previous) for unit in units]
 
         if units:

@@ -93,7 +93,9 @@ def check_architecture(machine: str) -> None:
             found=machine,
         )
     needed = GLOBAL_EXPEDITED | REGISTER_GLOBAL_EXPEDITED
-    if _membarrier(machine, QUERY) & needed != needed:
+    held = _membarrier(machine, QUERY)
+    # -1: the call is refused. As a mask it would have every command.
+    if held < 0 or held & needed != needed:
         raise Rejected(
             f"the processes of a replica share memory, and on {machine} they need membarrier(2), which this kernel "
             "or its sandbox refuses; use Linux 4.16 or newer, and allow the call in the container's seccomp profile",

@@ -20,10 +20,12 @@ where the dead one stopped. CommitLog answers the requests that the dead one had
 
 from __future__ import annotations
 
+import os
+
 from raymq.store.base.errors import broken
 from raymq.store.base.files import Files
 
-from .memory_order import shared_words
+from .memory_order import check_architecture, shared_words
 
 #: entries of one ring, a power of two
 CAPACITY = 4096
@@ -113,7 +115,11 @@ class ReplicationRings:
 
 
 def map_shared(path: str, size_bytes: int, *, files: Files) -> memoryview:
-    """A writable map of a small shared file, made zeroed if it is not there. Several processes may race here."""
+    """A writable map of a small shared file, made zeroed if it is not there. Several processes may race here.
+
+    Raises: Rejected, with no file made, on an architecture that does not keep the order of stores.
+    """
+    check_architecture(os.uname().machine)
     with files.opened(path, create=True) as fd:
         if files.size(fd) < size_bytes:
             files.allocate(fd, size_bytes)

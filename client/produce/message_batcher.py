@@ -630,8 +630,8 @@ class MessageBatcher:
             with self._lock:
                 self._stop_taking()
             if in_use:
-                # Closing waits for threads, and the garbage collector runs on any thread. From Python 3.12 on none
-                # starts once the program ends: then its end closes.
+                # Closing waits for threads, and the garbage collector runs on any thread. None starts once the program
+                # ends (from Python 3.12 on), or at the limit of threads. Then the program's end closes.
                 with contextlib.suppress(RuntimeError):
                     ClientThread(self.batch_sender.close, "raymq-producer-close").start()
         if in_use:

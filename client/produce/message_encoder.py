@@ -152,9 +152,7 @@ class MessageEncoder:
         if size > limit:
             raised = "the producer"
             if size > most:
-                raised += (
-                    f", and of the cluster (raymq config set), which takes {most} bytes by default"
-                )
+                raised += f", and of the cluster (raymq config set, up to 32 MiB), which takes {most} bytes by default"
             raise Rejected(
                 f"the body has {size} bytes, the limit is {limit}: split it, compress it, store it elsewhere and send "
                 f"its place, or raise max_message_bytes of {raised}",

@@ -47,8 +47,20 @@ def error_of(status: PutStatus, message: str, **fields: object) -> RayMQError:
 def check_record_size(
     config: StoreConfig, row: int, nbytes: int, *, limit: int | None = None
 ) -> None:
-    """Refuse a record that no file, or no pool, has room for. Args: `limit`: None is the store's. Raises: Rejected."""
-    limit = config.record_bytes_max if limit is None else limit
+    """Refuse a record that no file, or no pool, has room for.
+
+    Args: `limit`: None is the store's. A smaller one is of messages that wait. Raises: Rejected.
+    """
+    of_store = config.record_bytes_max
+    limit = of_store if limit is None else limit
+    if limit < nbytes <= of_store:
+        raise Rejected(
+            f"row {row} makes a record of {nbytes} bytes; that of a message that waits for its delivery may have "
+            f"{limit}: send less body or fewer properties, or let it be delivered at once",
+            field="record",
+            limit=limit,
+            row=row,
+        )
     if nbytes > limit:
         pool = config.transient_pool_bytes if config.transient_pool else 0
         through = f" and a transient pool of {pool} bytes" if pool else ""

@@ -87,8 +87,8 @@ def check_put(
     # No value is longer than all of them together: most batches need no check of each row.
     if joined_length(body) > max_message_bytes:
         advice = (
-            "split it, compress it, store it elsewhere and send its place, or raise max_message_bytes of the cluster "
-            "(raymq config set)"
+            "split it, compress it, store it elsewhere and send its place, or raise max_message_bytes of the store "
+            "(of a cluster: raymq config set, up to 32 MiB)"
         )
         _check_lengths(value_lengths(body), max_message_bytes, "body", advice)
 

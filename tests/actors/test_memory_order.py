@@ -35,7 +35,10 @@ def on(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
 
 
 class Access(NamedTuple):
-    """One access of a program. A barrier stops both programs."""
+    """One access of a program. A barrier stops both programs.
+
+    "store_if" stores if all loads of its program saw 1. No core makes a store before the loads that decide about it.
+    """
 
     kind: str
     word: str = ""
@@ -47,7 +50,7 @@ BARRIER = Access("barrier")
 
 
 def outcomes(writer: Sequence[Access], reader: Sequence[Access]) -> set[tuple[int, ...]]:
-    """What the reader's loads may return, in the order of its program, where cores reorder everything.
+    """What the loads of both may return, in the order of their programs, where cores reorder everything.
 
     Only a barrier orders: the writer's accesses before it are done, and the reader has a point, anywhere in its
     program, before which its accesses are done and after which none has begun.
@@ -67,12 +70,17 @@ def outcomes(writer: Sequence[Access], reader: Sequence[Access]) -> set[tuple[in
             memory = {"data": 0, "field": 0}
             seen = {}
             for access in itertools.chain(*order):
-                if access.kind == "store":
-                    memory[access.word] = 1
-                else:
+                if access.kind == "load":
                     seen[access] = memory[access.word]
-            found.add(tuple(seen[load] for load in reader))
+                elif access.kind == "store" or all(seen.get(load) for load in loads_of(reader)):
+                    memory[access.word] = 1
+            found.add(tuple(seen[load] for load in loads_of([*writer, *reader])))
     return found
+
+
+def loads_of(program: Sequence[Access]) -> list[Access]:
+    """The loads of a program, in its order."""
+    return [access for access in program if access.kind == "load"]
 
 
 def test_who_sees_a_field_after_a_barrier_sees_the_data_before_it():
@@ -90,6 +98,18 @@ def test_a_barrier_after_both_stores_orders_nothing():
 
 def test_a_reader_that_loads_the_data_first_is_not_helped():
     assert (0, 1) in outcomes([STORE_DATA, BARRIER, STORE_FIELD], [LOAD_DATA, LOAD_FIELD])
+
+
+TAKE = [LOAD_DATA, BARRIER, STORE_FIELD]
+USE_AGAIN = [LOAD_FIELD, Access("store_if", "data")]
+
+
+def test_who_says_after_a_barrier_that_an_entry_was_read_has_read_the_old_one():
+    assert outcomes(TAKE, USE_AGAIN) == {(0, 0), (0, 1)}
+
+
+def test_without_the_barrier_the_entry_may_be_read_after_it_was_used_again():
+    assert (1, 1) in outcomes([LOAD_DATA, STORE_FIELD], USE_AGAIN)
 
 
 # --- the records that processes read while others write them ---------------------------------------
@@ -302,7 +322,43 @@ def test_the_kernel_of_this_machine_has_the_barrier(tmp_path):
     block.close()
 
 
-@pytest.mark.parametrize(("mask", "allowed"), [(-1 << 8, False), (2, False), (4, False), (6, True)])
+def test_every_store_into_the_files_of_a_replica_follows_a_barrier(monkeypatch, tmp_path):
+    on(monkeypatch, "aarch64")
+    barriers = []
+
+    def call(number: int, command: int, *_: int) -> int:
+        if command == 2:
+            barriers.append(number)
+        return 6 if command == 0 else 0
+
+    monkeypatch.setattr(memory_order, "_syscall", lambda: call)
+    monkeypatch.setattr(memory_order, "barrier_of", memory_order.barrier_of.__wrapped__)
+    block = ControlBlock.open(str(tmp_path / "control"), files=Files())
+    rings = ring.ReplicationRings.open(str(tmp_path / "ring"), files=Files())
+    role, follower = block.roles["replication"], block.followers[1]
+    me = Registration(77, ProcessIdentity(4242, 99))
+    stores: list[tuple[int, Callable[[], object]]] = [
+        (1, lambda: setattr(role, "heartbeat_ms", 5)),
+        (5, lambda: role.register(me, 5)),
+        (1, lambda: role.publish_position(3, 100)),
+        (2, lambda: role.sync_latency.add(0.001)),
+        (6, lambda: follower.write(FollowerProgress(2, 10, 5, True))),
+        (2, lambda: block.publish_appended(100)),
+        (11, lambda: block.publish_options({"flush_interval_ms": 5})),
+        (4, lambda: rings.requests.push((1, 2, 3))),
+        (1, rings.requests.take_all),
+        (4, rings.reset),
+    ]
+    for count, store in stores:
+        barriers.clear()
+        store()
+        assert len(barriers) == count
+    assert (block.changed_options(), block.options_version) == ({"flush_interval_ms": 5}, 1)
+    rings.close()
+    block.close()
+
+
+@pytest.mark.parametrize(("mask", "allowed"), [(-1, False), (2, False), (4, False), (6, True)])
 def test_aarch64_needs_a_kernel_with_barriers(monkeypatch, mask, allowed):
     monkeypatch.setattr(memory_order, "_syscall", lambda: lambda *args: mask)
     if allowed:
@@ -317,4 +373,5 @@ def test_another_architecture_is_refused(monkeypatch, tmp_path):
     on(monkeypatch, "riscv64")
     with pytest.raises(Rejected, match="order that riscv64 does not keep") as caught:
         ControlBlock.open(str(tmp_path / "control"), files=Files())
+    assert not (tmp_path / "control").exists()
     assert (caught.value.field, caught.value.limit) == ("machine", "x86_64, aarch64")

@@ -269,14 +269,14 @@ def test_a_queue_refuses_a_timeout_that_is_none(timeout: float) -> None:
 
 def test_a_body_that_is_too_large_names_the_options_that_help(make: Make) -> None:
     most = StoreConfig().max_message_bytes
-    both = "raise max_message_bytes of the producer, and of the cluster .raymq config set., which"
+    both = "raise max_message_bytes of the producer, and of the cluster .raymq config set, up to 32 MiB."
     with pytest.raises(Rejected, match=both):
         make().send("t", b"x" * (most + 1))
     with pytest.raises(Rejected, match="raise max_message_bytes of the producer") as refused:
         make(max_message_bytes=10).send("t", b"x" * 11)
     assert "cluster" not in str(refused.value)
     # The shard says so, too.
-    with pytest.raises(Rejected, match="raise max_message_bytes of the cluster"):
+    with pytest.raises(Rejected, match="raise max_message_bytes of the store"):
         check_put("t", batch([b"x" * 11]), max_message_bytes=10)
 
 

@@ -99,7 +99,11 @@ def test_each_fact_has_its_verdict_and_a_bad_one_says_what_to_do(
 
 @pytest.mark.parametrize(
     ("barriers", "verdict", "words"),
-    [(6, "warn", "is experimental"), (0, "fail", "need membarrier")],
+    [
+        (6, "warn", "is experimental"),
+        (0, "fail", "need membarrier"),
+        (-1, "fail", "need membarrier"),
+    ],
 )
 def test_aarch64_is_experimental_where_its_kernel_has_barriers(
     monkeypatch: pytest.MonkeyPatch, barriers: int, verdict: str, words: str

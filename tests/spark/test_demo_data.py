@@ -82,6 +82,18 @@ def test_without_a_home_the_demos_data_are_in_the_checkout(
     assert flights.usual_data_dir() == SCRIPT.parents[1] / "build" / "flights-demo"
 
 
+def test_without_a_home_that_may_be_looked_into_they_are_there_too(
+    flights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setenv("HOME", "/root")
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert flights.usual_data_dir() == SCRIPT.parents[1] / "build" / "flights-demo"
+
+
 def test_the_demos_data_are_in_the_home_that_can_be_written(
     flights: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_property_that_occurs_twice_is_refused(world):
 
 def test_a_record_that_fits_no_group_is_refused(world):
     row = SmallBatch([bytes(1_990)], [None], [encode({**GOOD, "pad": "p" * 5_000})], [START_MS])
-    with pytest.raises(Rejected, match="a record may have"):
+    with pytest.raises(Rejected, match="waits for its delivery may have"):
         world.store.put(PutRequest(TIMER_TOPIC, 0, row, None, 0, 0, "quorum"))
 
 
