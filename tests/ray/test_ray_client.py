@@ -30,7 +30,7 @@ from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy import owned_ray, ray_host
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, from_wire
+from raymq.store.base.errors import RayMQError, Rejected, from_wire
 from raymq.store.base.files import Files
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, faults
@@ -180,6 +180,30 @@ def test_a_driver_does_everything_through_actor_calls(world: World) -> None:
     with world.flight.consumer("driver", group="g") as consumer:
         assert consumer.committed() == {0: 10, 1: 10, 2: 10}
     assert cluster.status()["state"] == "RUNNING"
+
+
+def test_a_body_of_6_mib_passes_by_either_transport_when_the_cluster_takes_it(
+    world: World,
+) -> None:
+    world.flight.create_topic("large", queues=1)
+    bodies = [os.urandom(6 << 20) for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        producers = [
+            stack.enter_context(cluster.producer(max_message_bytes=8 << 20))
+            for cluster in (world.flight, world.cluster)
+        ]
+        for producer, body in zip(producers, bodies, strict=True):
+            with pytest.raises(Rejected, match="raise max_message_bytes of the store"):
+                producer.send("large", body).result(60)
+        world.flight.set_config({"max_message_bytes": 8 << 20})
+        for offset, (producer, body) in enumerate(zip(producers, bodies, strict=True)):
+            assert producer.send("large", body).result(60).offset == offset
+    for cluster in (world.flight, world.cluster):
+        with cluster.consumer("large", start="earliest") as consumer:
+            read: list[bytes] = []
+            while len(read) < 2:
+                read += [message.body for message in consumer.poll(timeout=10)]
+        assert read == bodies
 
 
 def test_what_a_group_sends_back_comes_again_or_ends_in_its_dead_letter_queue(
