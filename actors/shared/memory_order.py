@@ -92,6 +92,7 @@ def check_architecture(machine: str) -> None:
             limit=known,
             found=machine,
         )
+
     needed = GLOBAL_EXPEDITED | REGISTER_GLOBAL_EXPEDITED
     held = _membarrier(machine, QUERY)
     # -1: the call is refused. As a mask it would have every command.

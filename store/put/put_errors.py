@@ -53,6 +53,7 @@ def check_record_size(
     """
     of_store = config.record_bytes_max
     limit = of_store if limit is None else limit
+
     if limit < nbytes <= of_store:
         raise Rejected(
             f"row {row} makes a record of {nbytes} bytes; that of a message that waits for its delivery may have "
@@ -61,6 +62,7 @@ def check_record_size(
             limit=limit,
             row=row,
         )
+
     if nbytes > limit:
         pool = config.transient_pool_bytes if config.transient_pool else 0
         through = f" and a transient pool of {pool} bytes" if pool else ""
