@@ -205,7 +205,7 @@ class ClusterHandle:
             connection.close()
 
     def __del__(self) -> None:
-        # None: the program ends, and Python has cleared this module. There is no way to warn then.
+        # None: the program ends, and Python has cleared this module.
         if self.__dict__.get("_connections") and forks is not None and not self._is_inherited:
             advice = "use it in a with block, or call close()"
             warn_unclosed(self, f"Cluster {self.name!r}", advice)

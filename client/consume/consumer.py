@@ -461,7 +461,7 @@ class Consumer(OpenClient):
     def __del__(self) -> None:
         if "_assigned" not in self.__dict__ or self._assigned.state.closed:
             return
-        # None: the program ends, and Python has cleared this module. There is no way to warn then.
+        # None: the program ends, and Python has cleared this module.
         if forks is None or forks.count != self._forks:
             return
         if not sys.is_finalizing():

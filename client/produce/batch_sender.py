@@ -363,7 +363,7 @@ class BatchSender:
     @property
     def in_own_process(self) -> bool:
         """Whether this is not a forked child."""
-        # None: the program ends, and Python has cleared this module. There is no way to warn then.
+        # None: the program ends, and Python has cleared this module.
         return forks is not None and forks.count == self._forks
 
     @property
