@@ -120,7 +120,8 @@ def barrier_of(machine: str) -> Callable[[], None]:
     """
     if _membarrier(machine, REGISTER_GLOBAL_EXPEDITED):
         raise Rejected(
-            f"the kernel refuses to register this process for membarrier(2): {os.strerror(ctypes.get_errno())}",
+            f"the kernel refuses to register this process for membarrier(2): {os.strerror(ctypes.get_errno())}; allow "
+            "the call in the container's seccomp profile",
             field="membarrier",
             found=machine,
         )
