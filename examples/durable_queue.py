@@ -32,18 +32,16 @@ def make_jobs(jobs: raymq.Queue, maker: int) -> None:
 
 
 @ray.remote(num_cpus=0.2, max_retries=0)
-def work(jobs: raymq.Queue, done: raymq.Queue, *, dies_at: int = -1) -> None:
-    """Do jobs until none arrives for 3 s, or die during job number `dies_at`."""
-    turn = 0
+def work(jobs: raymq.Queue, done: raymq.Queue, *, dies_in: int = -1) -> None:
+    """Do jobs until none arrives for 3 s, or die in job `dies_in`."""
     while True:
         try:
             job = jobs.get(timeout=3)
         except Empty:
             return
-        if turn == dies_at:
+        if job == dies_in:
             os.kill(os.getpid(), signal.SIGKILL)
         done.put([job, job * job])
-        turn += 1
 
 
 def take_results(done: raymq.Queue) -> dict[int, int]:
@@ -70,7 +68,8 @@ def main() -> None:
 
         # All jobs are in the queue, and the process that assigns them dies.
         os.kill(ray.get(jobs.actor.describe.remote())["pid"], signal.SIGKILL)
-        workers = [work.remote(jobs, done, dies_at=10 if n == 0 else -1) for n in range(WORKERS)]
+        # The one worker that takes this job dies.
+        workers = [work.remote(jobs, done, dies_in=JOBS // 2) for _ in range(WORKERS)]
 
         died = 0
         for worker in workers:
