@@ -209,6 +209,16 @@ def bench(session: nox.Session, name: str) -> None:
 
 
 @nox.session
+def bench_spark4(session: nox.Session) -> None:
+    """`benchmarks.spark` on the newest Spark 4, or on RAYMQ_SPARK4."""
+    wanted = os.environ.get("RAYMQ_SPARK4", "pyspark>=4.1,<5")
+    with tempfile.TemporaryDirectory() as folder:
+        session.run("python", "-m", "pip", "install", "-q", "--target", folder, wanted)
+        env = {"PYTHONPATH": folder}
+        session.run("python", "-m", "benchmarks.spark", *session.posargs, env=env)
+
+
+@nox.session
 def network(session: nox.Session) -> None:
     """A mirror with TLS over two network namespaces whose link is cut; fails where none can be made."""
     session.install("-e", ".[dev]")

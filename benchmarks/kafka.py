@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,17 +33,28 @@ group.initial.rebalance.delay.ms=0
 """
 
 
-def class_path(name: str, cache: Path) -> str:
-    """The class path of a pom of `benchmarks/java`, fetched by Maven. Raises: oracle.Missing."""
-    listed = cache / f"{name}.classpath"
+def class_path(name: str, cache: Path, **properties: str) -> str:
+    """The class path of a pom of `benchmarks/java`, fetched by Maven.
+
+    Args: `properties`: of the pom, with "_" for each "." of a name. Raises: oracle.Missing.
+    """
+    listed = cache / f"{'-'.join([name, *properties.values()])}.classpath"
     if not listed.exists():
         maven = oracle.find("mvn")
         words = [maven, "-q", "-B", "-f", str(POMS / name / "pom.xml"), oracle.MAVEN_GOAL]
         words += [f"-Dmdep.outputFile={listed}", "-Dmdep.includeScope=runtime"]
+        words += [f"-D{key.replace('_', '.')}={value}" for key, value in properties.items()]
         done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode != 0:
             raise oracle.Missing(f"Maven could not fetch {name}:\n{done.stdout[-2000:]}")
     return listed.read_text(encoding="utf-8").strip()
+
+
+def connector(cache: Path) -> str:
+    """The class path of the connector of the Spark that is installed. Raises: oracle.Missing."""
+    version = metadata.version("pyspark")
+    scala = "2.12" if version.startswith("3.") else "2.13"
+    return class_path("connector", cache, spark_version=version, scala_version=scala)
 
 
 class Broker(NamedTuple):

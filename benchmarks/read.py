@@ -1,8 +1,9 @@
-"""What does a catch-up read cost? `python -m benchmarks.read [--quick] [--check] [--json FILE]`
+"""What does a catch-up read cost? `python -m benchmarks.read [--quick] [--check] [--only PART] [--json FILE]`
 
 A consumer reads a backlog of 1 KiB messages from its first offset, as Arrow batches and as objects. The client compares
 each record with its CRC. The price of that is measured by turns: a read with the comparison, a read without it. A plain
-read of the same log files is the limit.
+read of the same log files is the limit. The peer is Kafka's own Java consumer, as its `ConsumerPerformance` drives it,
+on as many messages of 1 KiB in one partition; `--only crc` leaves it out. Kafka needs Java 17, and Maven, which has it.
 
 Each figure is a median of the rounds, a ratio the median of the rounds' ratios. The comparison may cost 15 %. The floor
 leaves two hundredths for the noise of shared machines.
@@ -17,6 +18,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import raymq
+from benchmarks import kafka
 from benchmarks.floors import at_least
 from benchmarks.limits import BODY, sent, started
 from benchmarks.rounds import Rounds, Row, in_turn, run
@@ -24,6 +26,7 @@ from raymq.client.consume import shard_reader
 
 ROUNDS = 7
 BATCH_ROWS = 900
+PARTS = ("crc", "kafka")
 TOPIC = "backlog"
 
 
@@ -68,7 +71,48 @@ def file_rate(directory: Path, messages: int) -> float:
     return messages / (time.perf_counter() - begin)
 
 
+def java_rate(broker: kafka.Broker, messages: int) -> float:
+    """Messages a second of a Java consumer, without the time in which it joins its group."""
+    words = ["--bootstrap-server", broker.address, "--topic", TOPIC, "--timeout", "60000"]
+    words += ["--messages", str(messages), "--hide-header"]
+    printed = broker.run("org.apache.kafka.tools.ConsumerPerformance", *words)
+    return float(printed.splitlines()[-1].split(",")[-1])
+
+
+def fill_kafka(broker: kafka.Broker, messages: int) -> None:
+    """Put as many messages into a topic of one partition."""
+    broker.create_topic(TOPIC, 1, {})
+    words = ["--topic", TOPIC, "--num-records", str(messages), "--record-size", str(BODY)]
+    words += ["--throughput", "-1", "--producer-props", f"bootstrap.servers={broker.address}"]
+    broker.run("org.apache.kafka.tools.ProducerPerformance", *words, "batch.size=131072")
+
+
 def measure(options: argparse.Namespace, rounds: Rounds) -> None:
+    """The parts that are wanted."""
+    if "crc" in options.only:
+        measure_crcs(options, rounds)
+    if "kafka" in options.only:
+        measure_kafka(options, rounds)
+
+
+def measure_kafka(options: argparse.Namespace, rounds: Rounds) -> None:
+    """A read by `poll_batch` and one by Kafka's consumer in each round."""
+    count = 100 if options.quick else 400
+    messages = count * BATCH_ROWS
+    with (
+        kafka.broker(options.directory / "kafka") as broker,
+        started(options.directory, "read") as cluster,
+    ):
+        cluster.create_topic(TOPIC, queues=1)
+        sent(cluster, count, 0, api="columns", topic=TOPIC, batch=BATCH_ROWS, in_flight=count)
+        fill_kafka(broker, messages)
+        read_rate(cluster, messages, poll_batches)
+        for _ in in_turn(ROUNDS):
+            rounds.note("kafka_msg_s", java_rate(broker, messages))
+            rounds.note("beside_kafka_msg_s", read_rate(cluster, messages, poll_batches))
+
+
+def measure_crcs(options: argparse.Namespace, rounds: Rounds) -> None:
     """Each round has each figure once, with the comparison of CRCs and without."""
     count = 100 if options.quick else 400
     messages = count * BATCH_ROWS
@@ -91,5 +135,9 @@ for kind in ("batches", "objects"):
     ROWS.append(Row(what, name, FILE, "the plain read"))
     ROWS.append(Row(f"{what}, CRCs compared", name, unchecked, "without", at_least(0.83)))
 
+ROWS.append(Row("Kafka's Java consumer", "kafka_msg_s", remark="peer"))
+kafkas = ("beside_kafka_msg_s", "kafka_msg_s", "Kafka's Java consumer")
+ROWS.append(Row("read of batches", *kafkas, at_least(1.2)))
+
 if __name__ == "__main__":
-    run(__doc__, measure, ROWS)
+    run(__doc__, measure, ROWS, parts=PARTS)

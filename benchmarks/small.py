@@ -3,8 +3,9 @@
 It measures producers that wait for each receipt, producers with some messages in flight, small batches, and messages
 on their way to a consumer at fixed rates. Small batches also go over up to 1,000 topics. All messages are durable
 before their receipts, with the default options. The limits are a Flight echo and an fdatasync, measured in the same
-round. The peer is Redis 7 with `appendfsync always` and XADD, driven by its own C client `redis-benchmark` right before
-the figure that is compared with it, if `redis-server` is installed.
+round. The peer is Redis 7 with `appendfsync always` and XADD, driven right before the figure that is compared with it,
+if `redis-server` is installed: by `redis-py`, which is Python as our clients are, in threads and in tasks of asyncio;
+and by its own C client `redis-benchmark`. End to end is measured with the default linger time and with 0.
 
 Each figure is a median of three rounds, a ratio the median of the rounds' ratios. `--busy` runs a process that computes
 on each core at the same time. CPU times are of CommitLog, its satellites and this process, per message or per batch.
@@ -16,8 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,19 +28,19 @@ from typing import Any
 import pyarrow as pa
 
 import raymq
-from benchmarks import limits
+from benchmarks import limits, redis_peer
 from benchmarks.floors import Line, at_least, at_most
 from benchmarks.limits import BODY, cpu_s
 from benchmarks.read import read_rate
 from benchmarks.rounds import ROUNDS, Rounds, Row, in_turn, lines_of, run
 from raymq.client.messages.columns import put_batch
+from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.bench.callers import Callers
 from raymq.cluster.bench.histogram import Histogram
 from raymq.cluster.bench.plan import BenchPlan, FixedSize, Keys
 from raymq.store.records.keys import KEYS
 from raymq.store.records.properties import encode
 
-REDIS_PORT = 7391
 #: batches of 20 rows go over so many topics
 TOPICS = (1, 100, 1000)
 #: Python runs it at the start of a process. A loop that polls yields its core at each step, every few microseconds.
@@ -105,6 +104,8 @@ LOADS: dict[str, dict[str, BenchPlan]] = {
         "64_threads_over_100_topics": plan(64, 1, 100),
     },
 }
+#: of messages on their way to a consumer
+RATES = (500, 2_000, 10_000)
 PARTS = (*LOADS, "end-to-end", "objects")
 #: figure -> clients of Redis whose rate is measured right before it
 REDIS = {"1_threads": 1, "64_threads": 64, "64_futures": 64}
@@ -157,14 +158,14 @@ class Bench:
         for side, seconds in zip((*SIDES, "cpu"), (*used, sum(used)), strict=True):
             self.rounds.note(f"{name}_{side}_us", 1e6 * seconds / found.sends)
 
-    def open_loop(self, rate: int) -> None:
+    def open_loop(self, name: str, rate: int, linger_ms: float) -> None:
         """Messages at fixed times, from when each is due until a consumer has it."""
         count, pad = int(rate * self.seconds), bytes(BODY - 24)
         latency, times_us = Histogram(), list[float]()
         self.cluster.create_topic("one", queues=1)
         with (
             ThreadPoolExecutor(1) as pool,
-            self.cluster.producer() as producer,
+            self.cluster.producer(linger_ms=linger_ms) as producer,
             self.cluster.consumer("one", start="latest") as consumer,
         ):
             consumer.poll(timeout=0.2)
@@ -184,7 +185,7 @@ class Bench:
                 producer.send("one", b"%024.6f" % due + pad)
             received.result()
         latency.record(times_us)
-        self.rounds.note_times(f"open_{rate}", latency)
+        self.rounds.note_times(name, latency)
 
     def send_objects(self) -> None:
         """Messages sent one by one: CPU of the caller's thread, which also encodes and writes its full batches."""
@@ -259,28 +260,22 @@ def counted(directory: Path) -> Iterator[None]:
             path.unlink()
 
 
-def redis_rate(directory: Path, clients: int, count: int) -> float | None:
-    """XADDs a second of so many clients that each wait for the answer, each synced; None: it is not installed."""
-    program = shutil.which("redis-server")
-    if program is None or shutil.which("redis-benchmark") is None:
-        return None
-    directory.mkdir(parents=True, exist_ok=True)
-    words = [program, "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", ""]
-    words += ["--appendonly", "yes", "--appendfsync", "always"]
-    words += ["--auto-aof-rewrite-percentage", "0", "--dir", str(directory)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    try:
-        time.sleep(1)
-        words = ["redis-benchmark", "-p", str(REDIS_PORT), "-c", str(clients), "-n", str(count)]
-        found = limits.output_of([*words, "--csv", "XADD", "s", "*", "b", "x" * BODY])
-        return float(found.splitlines()[-1].rpartition(BODY * "x")[2].split(",")[1].strip('"'))
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 # --- the run --------------------------------------------------------------------------------------
+
+
+def measure_redis(bench: Bench, directory: Path, name: str) -> None:
+    """The rates of Redis right before a figure that has it as a peer."""
+    rounds, clients, like = bench.rounds, REDIS.get(name), redis_peer.LIKE.get(name)
+    if clients is not None and redis_peer.is_installed():
+        with redis_peer.server(directory):
+            count = bench.serial * (2 if clients == 1 else 40)
+            rate = redis_peer.c_client_rate(clients, count)
+        rounds.note(f"redis_beside_{name}_per_s", rate)
+    if like is not None and redis_peer.has_python_client():
+        with redis_peer.server(directory):
+            rate, latency = like(bench.seconds)
+        rounds.note(f"redis_py_{name}_per_s", rate)
+        rounds.note_times(f"redis_py_{name}", latency)
 
 
 def measure_round(bench: Bench, directory: Path, parts: list[str]) -> None:
@@ -295,18 +290,15 @@ def measure_round(bench: Bench, directory: Path, parts: list[str]) -> None:
     for part in ("waiting", "in-flight", "batches", "topics"):
         for name, plan_ in LOADS[part].items() if part in parts else ():
             # The speed of a shared machine changes within a round: the peer of a figure is measured beside it.
-            if clients := REDIS.get(name):
-                count = serial * (2 if clients == 1 else 40)
-                rate = redis_rate(directory / "redis", clients, count)
-                if rate is not None:
-                    rounds.note(f"redis_beside_{name}_per_s", rate)
+            measure_redis(bench, directory / "redis", name)
             bench.run(name, plan_)
     # By turns: their ratios are near 1, and the machine changes by more than that within a round.
     for name, column in 4 * list(KINDS.items()) if "batches" in parts else ():
         bench.run(name, batches(900), tagged(column))
     if "end-to-end" in parts:
-        for rate in (500, 2_000, 10_000):
-            bench.open_loop(rate)
+        for rate in RATES:
+            bench.open_loop(f"open_{rate}", rate, ProducerConfig.linger_ms)
+            bench.open_loop(f"open_{rate}_without_linger", rate, 0)
     if "objects" in parts:
         bench.send_objects()
         bench.poll_objects()
@@ -347,10 +339,23 @@ FLOORS = [
     Row("a batch of 20 rows, CPU of CommitLog", "batch_20_commit_log_us", floor=at_most(350)),
     Row("a batch of 900 rows with tag and key", KEY, PLAIN, "without", at_least(0.9)),
     Row("a batch of 900 rows with tag and KEYS", INDEX_KEY, PLAIN, "without", at_least(0.9)),
+    Row("one by one, p50 (p99)", P50, f"redis_py_{P50}", "redis-py", at_most(2)),
+    Row("64 threads", WAITING, f"redis_py_{WAITING}", "redis-py", at_least(1.5)),
+    Row("64 tasks", "64_tasks_per_s", "redis_py_64_tasks_per_s", "redis-py", at_least(1.3)),
     Row("end to end at 500 msg/s, p50 (p99)", "open_500_p50_ms"),
     Row("end to end at 2,000 msg/s, p50 (p99)", "open_2000_p50_ms", floor=at_most(3)),
     Row("end to end at 2,000 msg/s, p99", "open_2000_p99_ms", floor=at_most(20)),
     Row("end to end at 10,000 msg/s, p50 (p99)", "open_10000_p50_ms", floor=at_most(10)),
+    *(
+        Row(
+            f"end to end at {rate:,} msg/s, linger 0, p50 (p99)",
+            f"open_{rate}_without_linger_p50_ms",
+            f"open_{rate}_p50_ms",
+            "the default linger",
+            at_most(1.1),
+        )
+        for rate in RATES
+    ),
     Row("batches of 20 rows over 100 topics", MANY_TOPICS, FEW, "one topic", at_least(0.8)),
     Row("send, caller's thread, a message", "send_us", floor=at_most(3)),
     Row("messages read as objects", "poll_objects_msg_s", floor=at_least(150_000)),

@@ -1,107 +1,175 @@
-"""Spark and Ray Data: how fast are sinks and sources?
+"""Spark and Ray Data: how fast are sinks, sources and streams, and the first query of a session?
 
     python -m benchmarks.spark [--quick] [--check] [--busy] [--only PART] [--json FILE]
 
-One Spark 3.5 of two cores writes the same rows to RayMQ and to Apache Kafka 4 through Spark's own Kafka connector, and
-reads them back. Kafka has two topics: one with its default options, where a row is acknowledged before it is on the
-disk, and one with `flush.messages=1`, which syncs each produced batch as RayMQ does. Each topic has four queues.
-`--only data` reads a topic by Ray Data and by a plain consumer.
+One Spark of two cores, 3.5 or 4, whichever is installed, writes the same rows to RayMQ and to Apache Kafka 4 through
+Spark's own connector, reads them back, streams them to nothing and from topic to topic. RayMQ is reached as users of
+that Spark reach it: by `format("raymq")` on Spark 4, by the functions of `raymq.spark` on 3.5. Floors compare with a
+Kafka that syncs each produced batch, as RayMQ does (`flush.messages=1`), and whose client is tuned: `batch.size`
+1,000,000 and `linger.ms` 5, fetches of 4 MiB. Beside it are the same with the client's defaults, and a topic that is
+not synced. Each topic has four queues.
+
+On Spark 4 a Python data source with ready rows shows what Spark itself costs. A first query is the first action of a
+new session, in a process of its own. `--only data` reads a topic by Ray Data and by a plain consumer.
 
 Each figure is a median of three rounds, which measure all of them by turns. A ratio is the median of the rounds'
 ratios. `--busy` runs a process that computes on each core at the same time; floors are the same, since the peers share
-that machine. Needs the extra `spark`, Java 17 and Maven, which fetches Kafka and the connector.
+that machine. Needs the extra `spark` or `spark4`, Java 17 and Maven, which fetches Kafka and the connector.
+`nox -s bench_spark4` measures Spark 4 beside an installed 3.5.
 """
 
 from __future__ import annotations
 
 import argparse
-import uuid
+import os
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import raymq
-from benchmarks import kafka
-from benchmarks.floors import at_least
+from benchmarks import first_query, kafka, spark_peers
+from benchmarks.floors import Line, at_least, at_most
 from benchmarks.limits import call_ms, sent, started
 from benchmarks.read import BATCH_ROWS, TOPIC, poll_batches, read_rate
-from benchmarks.rounds import Rounds, Row, in_turn, run, tell
+from benchmarks.rounds import Rounds, Row, in_turn, lines_of, run, tell
 
-PARTS = ("sink", "source", "data")
-QUEUES = 4
-#: topic of Kafka -> its options
-KAFKA_TOPICS = {"kafka": {}, "kafka_synced": {"flush.messages": "1"}}
+PARTS = ("sink", "source", "stream", "first", "data")
+QUEUES = spark_peers.PARTITIONS
+FIRST_ROWS = 100_000
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class SparkBench(NamedTuple):
-    """The two peers, and the rounds' figures."""
+    """The peers, and the rounds' figures."""
 
     spark: Any
     cluster: raymq.Cluster
-    #: options of Spark's Kafka connector
-    kafka: dict[str, str]
+    broker: kafka.Broker
     rounds: Rounds
     rows: int
+    #: of the connector, as Spark takes them
+    jars: str
 
-    def frame(self, rows: int) -> Any:
-        """Rows of about 210 bytes, which cost Spark little to make."""
-        from pyspark.sql import functions as f
+    @property
+    def tuned(self) -> spark_peers.Peer:
+        """Kafka as its users set it."""
+        return spark_peers.Kafka(self.broker.address, tuned=True)
 
-        number = f.col("id").cast("string")
-        return self.spark.range(0, rows, 1, QUEUES).select(
-            f.concat(f.lit("key-"), (f.col("id") % 1000).cast("string")).alias("key"),
-            f.rpad(number, 200, "x").alias("value"),
-        )
+    @property
+    def plain(self) -> spark_peers.Peer:
+        """Kafka's client with its defaults."""
+        return spark_peers.Kafka(self.broker.address, tuned=False)
 
-    def write_kafka(self, topic: str, rows: int) -> None:
-        """Write by Spark's Kafka connector with its defaults."""
-        self.frame(rows).write.format("kafka").options(**self.kafka, topic=topic).save()
+    def raymq(self, delivery: str = "direct") -> spark_peers.Peer:
+        """RayMQ."""
+        if not spark_peers.has_spark_4(self.spark):
+            return spark_peers.RayMQOnSpark3(self.cluster, delivery)
+        from raymq.spark import options
 
-    def write_raymq(self, topic: str, delivery: Any, rows: int) -> None:
-        """Write by raymq.spark."""
-        from raymq.spark import write
+        return spark_peers.RayMQ(options(self.cluster), delivery)
 
-        frame, write_id = self.frame(rows), uuid.uuid4().hex
-        done = write(frame, self.cluster, topic=topic, writeId=write_id, delivery=delivery)
-        if done.rows != rows:
-            raise SystemExit(f"{done.rows} of {rows} rows were written")
+    def create(self, part: str) -> None:
+        """The topics of a part."""
+        self.cluster.create_topic(part, queues=QUEUES)
+        self.broker.create_topic(part, QUEUES, {"flush.messages": "1"})
 
-    def read_kafka(self, _: int) -> None:
-        """Read a whole topic by Spark's Kafka connector."""
-        options = {**self.kafka, "subscribe": "source-kafka", "startingOffsets": "earliest"}
-        self._consume(self.spark.read.format("kafka").options(**options).load())
-
-    def read_raymq(self, _: int) -> None:
-        """Read a whole topic by raymq.spark."""
-        from raymq.spark import read
-
-        self._consume(read(self.spark, self.cluster, "source-raymq"))
-
-    def _consume(self, frame: Any) -> None:
-        rows = frame.select("key", "value", "offset")
-        rows.write.format("noop").mode("overwrite").save()
+    def fill(self, part: str) -> None:
+        """Put all rows into the topics of a part."""
+        for peer in (self.tuned, self.raymq()):
+            peer.write(spark_peers.frame(self.spark, self.rows), part)
 
     def run_sinks(self) -> None:
         """All rounds of the sinks."""
+        self.create("sink")
+        self.broker.create_topic("sink-unsynced", QUEUES, {})
         sinks = {
-            "kafka_sink": partial(self.write_kafka, "sink-kafka"),
-            "kafka_synced_sink": partial(self.write_kafka, "sink-kafka_synced"),
-            "direct_sink": partial(self.write_raymq, "sink-raymq", "direct"),
-            "staged_sink": partial(self.write_raymq, "sink-raymq", "staged"),
+            "kafka_sink": (self.tuned, "sink"),
+            "kafka_default_sink": (self.plain, "sink"),
+            "kafka_unsynced_sink": (self.tuned, "sink-unsynced"),
+            "direct_sink": (self.raymq("direct"), "sink"),
+            "staged_sink": (self.raymq("staged"), "sink"),
         }
-        for write in sinks.values():
-            write(self.rows // 8)
-        note_rates(self.rounds, sinks, self.rows)
+
+        if spark_peers.has_spark_4(self.spark):
+            sinks["ready_sink"] = (spark_peers.Ready(self.rows), "")
+
+        def write(peer: spark_peers.Peer, topic: str, rows: int) -> None:
+            peer.write(spark_peers.frame(self.spark, rows), topic)
+
+        self._measure({name: partial(write, *peer) for name, peer in sinks.items()})
 
     def run_sources(self) -> None:
         """All rounds of the sources."""
-        rows = 2 * self.rows
-        self.write_kafka("source-kafka", rows)
-        self.write_raymq("source-raymq", "direct", rows)
-        sources = {"kafka_source": self.read_kafka, "raymq_source": self.read_raymq}
-        for read in sources.values():
-            read(rows)
-        note_rates(self.rounds, sources, rows)
+        self.create("source")
+        self.fill("source")
+        peers = {
+            "kafka_source": self.tuned,
+            "kafka_default_source": self.plain,
+            "source": self.raymq(),
+        }
+        if spark_peers.has_spark_4(self.spark):
+            peers["ready_source"] = spark_peers.Ready(self.rows)
+
+        def read(peer: spark_peers.Peer, _: int) -> None:
+            spark_peers.consume(peer.read(self.spark, "source"))
+
+        self._measure({name: partial(read, peer) for name, peer in peers.items()})
+
+    def run_streams(self) -> None:
+        """All rounds of the streams."""
+        self.create("stream")
+        self.fill("stream")
+        self.create("copy")
+        peers = {
+            "kafka_stream": self.tuned,
+            "kafka_default_stream": self.plain,
+            "stream": self.raymq(),
+        }
+        copies = {"kafka_copy": self.tuned, "staged_copy": self.raymq("staged")}
+        if spark_peers.has_spark_4(self.spark):
+            peers["ready_stream"] = spark_peers.Ready(self.rows)
+            copies["direct_copy"] = self.raymq("direct")
+
+        def stream(peer: spark_peers.Peer, _: int) -> None:
+            peer.stream(self.spark, "stream")
+
+        def copy(peer: spark_peers.Peer, _: int) -> None:
+            peer.copy(self.spark, "stream", "copy")
+
+        actions: dict[str, Callable[[int], None]] = {}
+        actions |= {name: partial(stream, peer) for name, peer in peers.items()}
+        actions |= {name: partial(copy, peer) for name, peer in copies.items()}
+        self._measure(actions)
+
+    def run_first(self) -> None:
+        """All rounds of first queries, while this session waits."""
+        self.create("first")
+        for peer in (self.tuned, self.raymq()):
+            peer.write(spark_peers.frame(self.spark, FIRST_ROWS), "first")
+        self.create("first-written")
+        endpoint = f"raymq://{self.cluster.endpoints[0]}"
+        peers = {"kafka": (self.broker.address, ""), "raymq": (endpoint, self.cluster.token)}
+        wanted = [
+            first_query.Wanted(peer, action, topic, FIRST_ROWS, *place, self.jars)
+            for action, topic in (("write", "first-written"), ("read", "first"))
+            for peer, place in peers.items()
+        ]
+        if spark_peers.has_spark_4(self.spark):
+            for action in ("write", "read"):
+                own = ("ready", action, "", FIRST_ROWS, "", "", self.jars)
+                wanted.append(first_query.Wanted(*own))
+        for _ in in_turn():
+            for each in wanted:
+                name = f"first_{each.peer}_{each.action}_s"
+                tell(f"  {name}: {self.rounds.note(name, first_query.seconds(each)):.1f}")
+
+    def _measure(self, actions: dict[str, Callable[[int], None]]) -> None:
+        """Do each once, then note the rates of all rounds."""
+        for action in actions.values():
+            action(self.rows // 8)
+        note_rates(self.rounds, actions, self.rows)
 
 
 def note_rates(rounds: Rounds, actions: dict[str, Callable[[int], None]], rows: int) -> None:
@@ -114,29 +182,29 @@ def note_rates(rounds: Rounds, actions: dict[str, Callable[[int], None]], rows: 
 
 
 def run_spark(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
-    """Sinks and sources of Spark."""
+    """Sinks, sources, streams and first queries of Spark."""
     from raymq.spark.session import local_session
 
-    jars = kafka.class_path("connector", options.directory)
-    spark = local_session(
-        "benchmark",
-        master="local[2]",
-        configs={"spark.jars": jars.replace(":", ","), "spark.driver.memory": "2g"},
-    )
+    # The Python workers of Spark find the source of ready rows.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
+    jars = kafka.connector(options.directory).replace(":", ",")
+    configs = {"spark.jars": jars, "spark.driver.memory": "2g"}
+    spark = local_session("benchmark", master="local[2]", configs=configs)
     with (
         kafka.broker(options.directory / "kafka") as broker,
         started(options.directory, "spark") as cluster,
     ):
-        for part in ("sink", "source"):
-            cluster.create_topic(f"{part}-raymq", queues=QUEUES)
-            for name, given in KAFKA_TOPICS.items():
-                broker.create_topic(f"{part}-{name}", QUEUES, given)
-        server = {"kafka.bootstrap.servers": broker.address}
-        bench = SparkBench(spark, cluster, server, rounds, rows)
-        if "sink" in options.only:
-            bench.run_sinks()
-        if "source" in options.only:
-            bench.run_sources()
+        bench = SparkBench(spark, cluster, broker, rounds, rows, jars)
+        parts = {
+            "first": bench.run_first,
+            "sink": bench.run_sinks,
+            "source": bench.run_sources,
+            "stream": bench.run_streams,
+        }
+        for name, measure_part in parts.items():
+            if name in options.only:
+                measure_part()
     spark.stop()
 
 
@@ -179,26 +247,66 @@ def read_by_ray_data(cluster: raymq.Cluster, messages: int) -> None:
 
 def measure(options: argparse.Namespace, rounds: Rounds) -> None:
     """The parts that are wanted."""
-    rows = 100_000 if options.quick else 400_000
-    if {"sink", "source"} & set(options.only):
-        run_spark(options, rounds, rows)
+    if set(options.only) - {"data"}:
+        run_spark(options, rounds, 200_000 if options.quick else 800_000)
     if "data" in options.only:
-        run_data(options, rounds, rows)
+        run_data(options, rounds, 100_000 if options.quick else 400_000)
 
 
-KAFKA, SYNCED, DIRECT = "kafka_sink_rows_s", "kafka_synced_sink_rows_s", "direct_sink_rows_s"
-SOURCE, CONSUMER = "kafka_source_rows_s", "consumer_rows_s"
-ROWS = [
-    Row("Kafka's sink, not synced", KAFKA, remark="peer"),
-    Row("Kafka's sink, flush.messages=1", SYNCED, remark="peer"),
-    Row("Kafka's source", SOURCE, remark="peer"),
-    Row("a consumer's poll_batch", CONSUMER, remark="peer"),
-    Row("sink, direct, synced", DIRECT, SYNCED, "Kafka with flush.messages=1", at_least(1.2)),
-    Row("sink, direct, synced", DIRECT, KAFKA, "Kafka", at_least(0.8)),
-    Row("sink, staged, synced", "staged_sink_rows_s", DIRECT, "direct", at_least(0.4)),
-    Row("source", "raymq_source_rows_s", SOURCE, "Kafka", at_least(1.3)),
-    Row("Ray Data read", "ray_data_rows_s", CONSUMER, "a consumer", at_least(0.5)),
-]
+class Floors(NamedTuple):
+    """The least ratios to Kafka. They differ between the versions of Spark."""
+
+    direct: float
+    staged: float
+    source: float
+    stream: float
+    staged_copy: float
+
+
+SPARK_3, SPARK_4 = Floors(1.0, 0.5, 1.4, 1.1, 0.4), Floors(1.0, 0.6, 1.5, 1.0, 0.6)
+
+
+def table(rounds: Rounds) -> list[Line]:
+    """The rows of what was measured."""
+    floors = SPARK_3 if metadata.version("pyspark").startswith("3.") else SPARK_4
+    rows = []
+    for kind, what in (("sink", "sink"), ("source", "source"), ("stream", "stream to nothing")):
+        default, tuned = f"kafka_default_{kind}_rows_s", f"kafka_{kind}_rows_s"
+        rows.append(Row(f"Kafka's {what}, defaults", default, remark="peer"))
+        rows.append(Row(f"Kafka's {what}, tuned", tuned, remark="peer"))
+    rows += [
+        Row("Kafka's sink, tuned, not synced", "kafka_unsynced_sink_rows_s", remark="peer"),
+        Row("Kafka's topic to topic, tuned", "kafka_copy_rows_s", remark="peer"),
+        Row("dropped rows", "ready_sink_rows_s", remark="limit"),
+        Row("ready rows, batch", "ready_source_rows_s", remark="limit"),
+        Row("ready rows, stream to nothing", "ready_stream_rows_s", remark="limit"),
+        Row("a consumer's poll_batch", "consumer_rows_s", remark="peer"),
+    ]
+    beside = "Kafka, tuned"
+    for what, name, peer, floor in (
+        ("sink, direct", "direct_sink", "kafka_sink", floors.direct),
+        ("sink, staged", "staged_sink", "kafka_sink", floors.staged),
+        ("source", "source", "kafka_source", floors.source),
+        ("stream to nothing", "stream", "kafka_stream", floors.stream),
+        ("topic to topic, staged", "staged_copy", "kafka_copy", floors.staged_copy),
+        ("topic to topic, direct", "direct_copy", "kafka_copy", 1.0),
+    ):
+        rows.append(Row(what, f"{name}_rows_s", f"{peer}_rows_s", beside, at_least(floor)))
+    rows += [
+        Row("sink, direct", "direct_sink_rows_s", "kafka_default_sink_rows_s", "Kafka, defaults"),
+        Row("sink, direct", "direct_sink_rows_s", "kafka_unsynced_sink_rows_s", "Kafka, unsynced"),
+        Row("source", "source_rows_s", "ready_source_rows_s", "ready rows"),
+        Row("stream to nothing", "stream_rows_s", "ready_stream_rows_s", "ready rows"),
+    ]
+    for action in ("write", "read"):
+        own, peer = f"first_raymq_{action}_s", f"first_kafka_{action}_s"
+        rows.append(Row(f"first {action}, Kafka", peer, remark="peer"))
+        rows.append(Row(f"first {action}", own, peer, "Kafka", at_most(1.5)))
+        rows.append(Row(f"first {action}, ready", f"first_ready_{action}_s", remark="limit"))
+    data = ("ray_data_rows_s", "consumer_rows_s", "a consumer")
+    rows.append(Row("Ray Data read", *data, at_least(0.5)))
+    return lines_of(rows, rounds)
+
 
 if __name__ == "__main__":
-    run(__doc__, measure, ROWS, parts=PARTS)
+    run(__doc__, measure, table, parts=PARTS)

@@ -9,7 +9,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.queues.expression_filter import expression_filter
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import FetchRequest, MessageSelector
-from raymq.store.services.staged_rows import StagedRange
+from raymq.store.records.staged_range import StagedRange
 from raymq.store.services.stream_batches import StreamBatch
 from raymq.store.state.topics import QUEUES_MAX
 

@@ -31,7 +31,7 @@ from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, TopicWithOtherQueues
 from raymq.store.base.format import check_group_name
-from raymq.store.services.retry import dlq_topic, retry_topic
+from raymq.store.state.topics import dlq_topic, retry_topic
 
 from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start

@@ -26,7 +26,6 @@ from .topic_values import TopicValues, with_nulls
 #: `raymq.store.decode_properties` reads one
 MESSAGE_SCHEMA = message_schema()
 
-_SENDER_BITS = pa.scalar(SYS_OF_SENDER, pa.int32())
 #: columns of a put that are not part of the value
 _COLUMNS = sent_columns()
 _OTHERS = tuple(name for name in _COLUMNS if name != "body")
@@ -128,7 +127,7 @@ class FetchedRows:
         if name == "tag":
             return self.properties.value(TAGS).cast(pa.string())
         if name == "sys_flag":
-            return pc.bit_wise_and(self._decoded.column(name), _SENDER_BITS)
+            return pc.bit_wise_and(self._decoded.column(name), pa.scalar(SYS_OF_SENDER, pa.int32()))
         if name == "body":
             return with_nulls(self._decoded.column("body"), self.properties)
         # One that a record has as it is.

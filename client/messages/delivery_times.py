@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
-from raymq.store.delay.delay_hook import DELIVER_MS, out_time_ms
+from raymq.store.delay.delivery_time import DELIVER_MS, out_time_ms
 from raymq.store.delay.timer_rule import OUT_MS
 from raymq.store.records.binary_columns import null_where
 

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 
 from raymq.store.records.binary_columns import null_where
 
@@ -30,7 +29,7 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 _CONTROLS = r"[\x00-\x1f]"
 #: Arrow's reader costs some 200 us, and Python 10 to 20 us a row
 _ARROW_ROWS_MIN = 16
-_NULL = pa.scalar("null", pa.string())
+_NULL = "null"
 
 #: texts that are decimals, dates and times: at least those of Arrow's reader. What Python takes differs between its
 #: versions
@@ -232,11 +231,16 @@ def _decoded_by_arrow(texts: pa.Array, schema: pa.Schema) -> list[pa.Array] | No
         return None
     lines = pc.binary_join(pa.ListArray.from_arrays([0, rows], texts), b"\n")[0].as_buffer()
     read = pa.schema([pa.field(field.name, _read_type(field.type)) for field in schema])
+    # It imports pandas, where that is installed.
+    from pyarrow import json as arrow_json
+
     try:
-        table = pa.json.read_json(
+        table = arrow_json.read_json(
             pa.BufferReader(lines),
-            read_options=pa.json.ReadOptions(use_threads=False, block_size=max(lines.size + 1, 64)),
-            parse_options=pa.json.ParseOptions(
+            read_options=arrow_json.ReadOptions(
+                use_threads=False, block_size=max(lines.size + 1, 64)
+            ),
+            parse_options=arrow_json.ParseOptions(
                 explicit_schema=read, unexpected_field_behavior="ignore"
             ),
         )

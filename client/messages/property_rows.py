@@ -17,9 +17,6 @@ from raymq.store.records.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARA
 from .message import SYSTEM_PROPERTIES
 
 _LISTS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
-_BETWEEN = pa.scalar(NAME_VALUE_SEPARATOR)
-_AFTER = pa.scalar(PROPERTY_SEPARATOR)
-_SYSTEM = pa.array([each.encode() for each in sorted(SYSTEM_PROPERTIES)], pa.binary())
 
 
 def encode_rows(columns: Mapping[str, pa.Array]) -> pa.Array:
@@ -98,7 +95,9 @@ class _Pairs(NamedTuple):
 
     def encoded(self) -> pa.BinaryArray:
         """The pairs of each row as a properties string; null for a row without pairs."""
-        texts = pc.binary_join_element_wise(self.names, _BETWEEN, self.values, _AFTER, b"")
+        texts = pc.binary_join_element_wise(
+            self.names, NAME_VALUE_SEPARATOR, self.values, PROPERTY_SEPARATOR, b""
+        )
         # The texts of a row follow each other already: they become one value.
         offsets = value_offsets(texts)[self.edges]
         is_valid = pa.array(np.diff(self.edges) > 0)
@@ -115,7 +114,8 @@ def _odd_rows(columns: list[_Pairs]) -> Bools:
 
     names = pa.concat_arrays([each.names for each in columns]).dictionary_encode()
     different = names.dictionary
-    is_system = pc.is_in(different, value_set=_SYSTEM).to_numpy(zero_copy_only=False)
+    system = pa.array([each.encode() for each in sorted(SYSTEM_PROPERTIES)], pa.binary())
+    is_system = pc.is_in(different, value_set=system).to_numpy(zero_copy_only=False)
     codes = names.indices.to_numpy().astype(np.int64)
     is_odd[rows[(is_system | _odd_texts(different))[codes]]] = True
 

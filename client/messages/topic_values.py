@@ -169,11 +169,9 @@ class TopicValues(NamedTuple):
                 limit="not null",
                 row=row,
             )
-        return values.fill_null(b""), pc.if_else(is_null, _NULL_MARK, _NOTHING)
-
-
-_NOTHING = pa.scalar(None, pa.binary())
-_NULL_MARK = pa.scalar(NULL_PROPERTY, pa.binary())
+        return values.fill_null(b""), pc.if_else(
+            is_null, pa.scalar(NULL_PROPERTY, pa.binary()), pa.scalar(None, pa.binary())
+        )
 
 
 def _number(mask: Bools, numbers: Int64s | None) -> int:

@@ -45,8 +45,6 @@ from .producer_config import MIB, ProducerOptions, closed_error
 from .send_future import BatchFuture, SendFuture
 from .shard_sender import ShardSender
 
-#: without a linger time messages are gathered only while so many batches are under way, or more
-UNLINGERED_BATCHES = 5
 #: rows of `send_batch` are sent in batches of about this size
 COLUMNS_BYTES = 4 * MIB
 
@@ -93,8 +91,6 @@ class MessageBatcher:
         self.encoder = MessageEncoder(self.config, self._clock, delay_levels=cluster.delay_levels)
         self.limiter = self.batch_sender.limiter
         self._linger_s = self.config.linger_ms / 1000
-        #: batches under way that a message does not wait for
-        self._not_waited_for = 0 if self._linger_s else UNLINGERED_BATCHES
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
         self._open: dict[tuple[str, int], OpenBatch] = {}
@@ -460,9 +456,7 @@ class MessageBatcher:
 
         now_s = self._clock.monotonic()
         shard_sender = self.batch_sender.shard_sender_of(*queue_key)
-        send_after_number = (
-            0 if shard_sender is None else shard_sender.last_number - self._not_waited_for
-        )
+        send_after_number = 0 if shard_sender is None else shard_sender.last_number
         batch = OpenBatch(
             queue_key=queue_key,
             acks=acks,

@@ -26,7 +26,7 @@ from raymq.store.base.errors import Rejected
 from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 from raymq.store.config.promise import Acks
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.delay.delay_hook import check_deliver_at, out_time_ms
+from raymq.store.delay.delivery_time import check_deliver_at, out_time_ms
 from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, encode
 
 from .producer_config import ProducerConfig, check_acks

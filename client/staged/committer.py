@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, require
-from raymq.store.services.write_decisions import body_of
+from raymq.store.services.decision_body import body_of
 
 from .write_commit import (
     CommitEffect,

@@ -23,7 +23,7 @@ from raymq.store.base.checksum import body_crcs
 from raymq.store.base.errors import Rejected, require
 from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.records.record import PUT_SCHEMA, batch_bytes
-from raymq.store.services.staged_rows import StagedRange, target_properties
+from raymq.store.records.staged_range import StagedRange, target_properties
 
 from .write_commit import StagedPart, StagedRows
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from raymq.store.base.errors import require
 from raymq.store.base.format import TIMER_TOPIC
-from raymq.store.services.staged_rows import StagedRange
+from raymq.store.records.staged_range import StagedRange
 
 _MASK = (1 << 64) - 1
 

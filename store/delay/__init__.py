@@ -1,6 +1,7 @@
 """Delay levels and timers: messages that are delivered later.
 
 delay_hook       moves a message with a delivery time to the topic where it waits
+delivery_time    the properties that name a time, and its second
 delay_service    delivers waiting messages
 delayed_record   a waiting record and the message that it becomes
 timer_store      timers: which second is due, and what was delivered

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,9 +38,8 @@ from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
 
 from .delayed_record import BUNDLE_RESERVE_BYTES, ROW_RESERVE_BYTES
+from .delivery_time import DELAY_MS, DELAY_S, DELIVER_MS, check_deliver_at, out_time_ms
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
-
-_Ms = TypeVar("_Ms", int, Int64s)
 
 #: so far the clocks of producer and shard may differ
 CLOCKS_DIFFER_MS = 60_000
@@ -54,8 +52,6 @@ _RECORD_BYTES = (
     + STAMP_BYTES
     + TAG_EXTRA_BYTES
 )
-
-DELAY_S, DELAY_MS, DELIVER_MS = "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"
 
 # The first of a name counts, because `_WRONG` finds doubles. The last separator is there: record_check.py asks for it.
 _OUT = r"(?:^|\x02)TIMER_OUT_MS\x01(?P<v>[0-9]{1,18})\x02"
@@ -290,11 +286,6 @@ def _extracted(properties: pa.Array, pattern: str) -> pa.Array:
     return pc.struct_field(pc.extract_regex(properties, pattern), 0)
 
 
-def out_time_ms(deliver_ms: _Ms) -> _Ms:
-    """The second whose end is the first full second at or after `deliver_ms`: its messages are due at its end."""
-    return (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
-
-
 def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
     """The delivery time that a message names; None without one."""
     if OUT_MS in properties:
@@ -359,18 +350,6 @@ def _moved(
     return replace(
         message, topic=topic, queue_id=queue_id, properties=properties, properties_text=None
     )
-
-
-def check_deliver_at(deliver_ms: int, now_ms: int, config: StoreConfig) -> None:
-    """Raises: Rejected for a time further away than timers reach."""
-    limit = config.timer_max_delay_s * 1000
-    if deliver_ms - now_ms > limit:
-        raise Rejected(
-            f"the message is to be delivered in {deliver_ms - now_ms} ms; timers reach {limit} ms (timer_max_delay_s)",
-            field="deliver_at_ms",
-            limit=now_ms + limit,
-            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
-        )
 
 
 def check_congestion(

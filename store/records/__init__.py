@@ -13,6 +13,7 @@ properties      the properties string
 property_columns  the properties of many records as columns
 producer_stamp  the property with producer id, epoch and sequence
 keys            KEYS and UNIQ_KEY
+staged_range    rows of a staged write, as a client and a shard name them
 key_check       refuses rows without KEYS for compacted topics
 binary_columns  offsets and bytes of Arrow's binary columns
 """

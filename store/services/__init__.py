@@ -6,6 +6,7 @@ staged_rows         rows of writes that are published whole, once they are decid
 stream_batches      the producers that batches of a stream share
 producer_ids        producer ids that names make
 write_decisions     which staged rows a write consists of: the first decision of a write counts
+decision_body       a decision as the body of its record
 resolutions         the outcomes of half messages
 retry               send-back of consumers, and the dead letter queue
 stored_message      one stored message, to be put again with changes

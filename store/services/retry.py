@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
-from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
 from raymq.store.put.inner_message import EncodedInner, InnerMessage
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import TopicInfo
+from raymq.store.state.topics import dlq_topic, retry_topic
 
 from .stored_message import StoredMessage, read_one
 
@@ -22,16 +23,6 @@ from .stored_message import StoredMessage, read_one
 RETRY_MAX_TIMES = 16
 #: level of the first retry. Each further retry takes the next level: 10 s, 30 s, 1 m, ... 2 h
 FIRST_LEVEL = 3
-
-
-def retry_topic(group: str) -> str:
-    """The topic of a group's messages that are delivered again."""
-    return RETRY_PREFIX + group
-
-
-def dlq_topic(group: str) -> str:
-    """The topic of messages that a group could not handle."""
-    return DLQ_PREFIX + group
 
 
 def send_back(

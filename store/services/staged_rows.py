@@ -35,6 +35,7 @@ from raymq.store.records.properties import PROPERTY_SEPARATOR, TAG_NAME
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import AppendedRows, PutRequest
 from raymq.store.records.small_batch import SmallBatch, more_columns
+from raymq.store.records.staged_range import StagedRange, target_properties
 from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
 
@@ -49,21 +50,6 @@ _COLUMNS = ("born_time_ms", "body", "properties")
 # A record's properties begin with the producer's stamp and the tag. The rest is the text that the producer sent.
 _TARGET = r"REAL_TOPIC\x01(?P<topic>[^\x02]+)\x02REAL_QID\x01(?P<queue>[0-9]{1,9})\x02"
 _SENT = f"^{_TARGET}"
-
-
-def target_properties(topic: str, queue_id: int) -> bytes:
-    """What the properties of a staged row begin with."""
-    return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
-
-
-class StagedRange(NamedTuple):
-    """Rows of one producer in the staged topic. Rows of others may be between them."""
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    #: how many rows are of that producer
-    rows: int
 
 
 class Published(NamedTuple):

@@ -9,7 +9,6 @@ so that those of earlier batches are found from the last one.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from raymq.store.records.small_batch import SmallBatch
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.shard_state import TopicInfo
 
+from .decision_body import body_of, decision_of
 from .producer_ids import hashed
 from .stored_message import read_one
 from .stream_batches import StreamBatch
@@ -34,9 +34,6 @@ from .stream_batches import StreamBatch
 #: staged rows may be decided for so long, and never longer than a third of the retention: what is decided must be
 #: published before its files are deleted
 DECIDE_WITHIN_HOURS = 24.0
-
-#: of the JSON of a decision: its record holds less, compressed
-DECISION_TEXT_BYTES_MAX = 64 << 20
 
 
 def decision_producer_id(write_id: str) -> int:
@@ -92,24 +89,6 @@ def _place_of(decision: Mapping[str, object]) -> tuple[int, int]:
     if batch is None:
         return decision_producer_id(str(decision["write_id"])), 0
     return batch.decisions_producer_id, batch.place
-
-
-def body_of(decision: Mapping[str, object]) -> bytes:
-    """A decision as the body of its record. Its ranges have much in common, and take an eighth of their JSON."""
-    return zlib.compress(json.dumps(decision, separators=(",", ":")).encode())
-
-
-def decision_of(body: bytes) -> dict[str, object]:
-    """The decision that a record's body holds. Raises: ValueError; zlib.error."""
-    text = body
-    # The first decisions were not compressed.
-    if not body.startswith(b"{"):
-        inflater = zlib.decompressobj()
-        text = inflater.decompress(body, DECISION_TEXT_BYTES_MAX)
-        if inflater.unconsumed_tail:
-            raise ValueError(f"a decision has more than {DECISION_TEXT_BYTES_MAX} bytes")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 class BatchDecision(NamedTuple):

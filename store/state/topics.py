@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected, TopicOnOtherShards, TopicWithOtherQueues
+from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX
 
 from .shard_state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
 from .topic_schema import ALLOWED, NULL_VALUES, SCHEMA, check_schema, extends
@@ -26,6 +27,16 @@ _ATTRIBUTES = (
 
 #: topic and queue id
 QueueKey = tuple[str, int]
+
+
+def retry_topic(group: str) -> str:
+    """The topic of a group's messages that are delivered again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """The topic of messages that a group could not handle."""
+    return DLQ_PREFIX + group
 
 
 def check_new_topic(

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import pytest
 
 from raymq.client.produce.async_producer import AsyncProducer
-from raymq.client.produce.message_batcher import UNLINGERED_BATCHES
 from raymq.client.produce.producer import Producer
 from raymq.client.produce.queue_sequence import BatchReceipt
 from raymq.client.produce.send_future import BatchFuture, wake_callers
@@ -183,17 +182,16 @@ def test_the_linger_time_ends_also_while_something_is_under_way(
     backend.release()
 
 
-def test_without_a_linger_time_messages_are_gathered_beyond_some_batches_under_way(
+def test_without_a_linger_time_messages_are_gathered_until_the_answer(
     make: Make, backend: FakeBackend
 ) -> None:
     producer = make(linger_ms=0)
     backend.hold_answers()
     futures = [producer.send("t", b"%d" % n, queue_id=0) for n in range(20)]
-    alone = UNLINGERED_BATCHES + 1
-    backend.wait_for(lambda: len(backend.puts) == alone)
+    backend.wait_for(lambda: len(backend.puts) == 1)
     backend.release()
     assert [future.result(10).offset for future in futures] == list(range(20))
-    assert rows(backend) == [1] * alone + [20 - alone]
+    assert rows(backend) == [1, 19]
 
 
 def test_a_message_waits_only_for_what_was_under_way_before_it(

@@ -27,8 +27,8 @@ from raymq.client.staged.write_commit import (
 from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import STAGED_TOPIC
+from raymq.store.records.staged_range import StagedRange
 from raymq.store.services import stream_batches
-from raymq.store.services.staged_rows import StagedRange
 from raymq.store.services.stream_batches import BATCHES, StreamBatch
 from tests.client.test_staged_write import EndingRoutes, found, stage
 from tests.support.served_shard import ServedShard

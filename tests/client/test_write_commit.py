@@ -18,7 +18,7 @@ from raymq.client.staged.write_commit import (
     WriteCommit,
     WriteDecision,
 )
-from raymq.store.services.staged_rows import StagedRange
+from raymq.store.records.staged_range import StagedRange
 
 #: queues of a write, and rows for each
 QUEUES = (0, 1)

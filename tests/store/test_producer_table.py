@@ -18,7 +18,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.recovery.snapshot_head import read_head
-from raymq.store.services.staged_rows import target_properties
+from raymq.store.records.staged_range import target_properties
 from raymq.store.state import producer_table
 from raymq.store.state.producer_table import ENTRY_DTYPE, EPOCH_DTYPE, ProducerTable
 from raymq.store.state.shard_state import SNAPSHOT, ShardState

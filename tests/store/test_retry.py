@@ -11,8 +11,9 @@ from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.services.retry import dlq_topic, retry_topic, send_back
+from raymq.store.services.retry import send_back
 from raymq.store.services.stored_message import StoredMessage, read
+from raymq.store.state.topics import dlq_topic, retry_topic
 from tests.support.engine import Engine
 
 

@@ -17,13 +17,10 @@ from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.properties import decode
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import AppendedRows, PutRequest
+from raymq.store.records.staged_range import StagedRange, target_properties
 from raymq.store.services import staged_rows
-from raymq.store.services.staged_rows import StagedRange, publish, target_properties
-from raymq.store.services.write_decisions import (
-    DECISION_TEXT_BYTES_MAX,
-    body_of,
-    decision_of,
-)
+from raymq.store.services.decision_body import DECISION_TEXT_BYTES_MAX, body_of, decision_of
+from raymq.store.services.staged_rows import publish
 from tests.support.confirming import confirm
 
 CONFIG = StoreConfig(segment_size_bytes=256 * 1024, prewrite_window_bytes=64 * 1024)

@@ -13,7 +13,8 @@ from raymq.store.base.format import STAGED_TOPIC, TIMER_TOPIC
 from raymq.store.delay.delay_hook import CLOCKS_DIFFER_MS
 from raymq.store.records.properties import encode
 from raymq.store.records.requests import PutRequest
-from raymq.store.services.staged_rows import StagedRange, publish, target_properties
+from raymq.store.records.staged_range import StagedRange, target_properties
+from raymq.store.services.staged_rows import publish
 from tests.support.batches import batch
 from tests.support.delays import CONFIG, START_MS, DelayWorld
 

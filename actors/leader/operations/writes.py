@@ -9,8 +9,8 @@ from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import integer, operation, optional, unnamed
 from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.records.requests import AppendedRows
+from raymq.store.records.staged_range import StagedRange
 from raymq.store.services import staged_rows, stream_batches, write_decisions
-from raymq.store.services.staged_rows import StagedRange
 from raymq.store.services.stream_batches import StreamBatch
 
 from .scope import LeaderScope, check_queue, topic_of
