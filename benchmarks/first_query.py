@@ -16,6 +16,9 @@ import raymq
 from benchmarks import spark_peers
 from raymq.spark.session import local_session
 
+#: options of each session of the benchmark
+CONFIGS = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
+
 
 class Wanted(NamedTuple):
     """A query."""
@@ -46,17 +49,18 @@ def _peer(wanted: Wanted, spark: Any) -> spark_peers.Peer:
         return spark_peers.Kafka(wanted.address, tuned=True)
     if wanted.peer == "ready":
         return spark_peers.Ready(wanted.rows)
-    if spark_peers.has_spark_4(spark):
-        options = {"raymq.address": wanted.address, "raymq.token": wanted.token}
-        return spark_peers.RayMQ(options, "direct")
     cluster = raymq.connect(wanted.address, token=wanted.token)
+    if spark_peers.has_spark_4(spark):
+        from raymq.spark import options
+
+        return spark_peers.RayMQ(options(cluster), "direct")
     return spark_peers.RayMQOnSpark3(cluster, "direct")
 
 
 def main(text: str) -> None:
     """Run the query and print its seconds."""
     wanted = Wanted(*json.loads(text))
-    configs = {"spark.jars": wanted.jars, "spark.driver.memory": "2g"}
+    configs = {**CONFIGS, "spark.jars": wanted.jars}
     spark = local_session("first", master="local[2]", configs=configs)
     peer = _peer(wanted, spark)
     rows = spark_peers.frame(spark, wanted.rows)

@@ -189,7 +189,7 @@ def run_spark(options: argparse.Namespace, rounds: Rounds, rows: int) -> None:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), before)))
     jars = kafka.connector(options.directory).replace(":", ",")
-    configs = {"spark.jars": jars, "spark.driver.memory": "2g"}
+    configs = {**first_query.CONFIGS, "spark.jars": jars}
     spark = local_session("benchmark", master="local[2]", configs=configs)
     with (
         kafka.broker(options.directory / "kafka") as broker,

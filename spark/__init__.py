@@ -32,13 +32,16 @@ Example:
 # columns           the columns of a read, and raw records as these columns
 # range_columns     what a task reads, as these columns
 #
-# Shared with format("raymq") of Spark 4. Of these data_source, sink_writers and all *_reader need PySpark 4:
+# Shared with format("raymq") of Spark 4. Of these data_source, task_message, and all *_reader and *_writer(s) need
+# PySpark 4:
 # data_source       the data source, which `pyspark_raymq` shows to Spark
 # batch_reader      the reader of a batch
 # stream_reader     the reader of a stream
 # partition_reader  what a task reads
 # sink_writers      the writers of a batch and of a stream
+# row_writer        writes the rows of a task, and commits those of all tasks
 # source_options    the options of a read: one table, and the check of every value
+# task_message      what a task of a write tells the driver
 # sink_options      the options of a write
 # sink_columns      the columns of a write, and its rows by topic and queue
 # offsets           offsets as Kafka's connector writes them, and the share of each queue in a batch

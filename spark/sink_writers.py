@@ -1,176 +1,71 @@
 """The writers of Spark 4's data source. Needs PySpark 4.
 
-Tasks stage their rows, and the driver commits them. With delivery=direct tasks send their rows to the queues at once.
+Spark moves a writer by pickle to tasks and to a process that commits. That one imports nothing for a write whose rows
+are in their queues already: the rest of a writer stays pickled until it is needed.
 """
 
 from __future__ import annotations
 
-import json
+import pickle
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 
-from raymq.client.messages.queue_split import numbered, start_of
-from raymq.client.staged.committer import Committer
-from raymq.client.staged.staged_writer import StagedWriter
-from raymq.client.staged.write_commit import StagedRows
-from raymq.client.transport.away import while_away
-from raymq.client.transport.routes import Routes
-from raymq.store.base.errors import Bug, RayMQError, Rejected, require
+from raymq.store.base.errors import Rejected
 
-from .direct_write import DirectWrite
-from .queue_lookup import connect
-from .sink_columns import by_queue, check_columns, check_direct, targets
-from .sink_options import SinkOptions
-from .task_batches import partition_of_task, task_context, without_empty
+from .task_message import TaskMessage
 
 if TYPE_CHECKING:
-    from raymq.client.handle import ClusterHandle
+    import pyarrow as pa
+
+    from .row_writer import RowWriter
+    from .sink_options import SinkOptions
 
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
-@dataclass
-class TaskMessage(WriterCommitMessage):
-    """What one task attempt has staged, as JSON, and the query that it belongs to."""
-
-    #: None: its rows are in their queues
-    staged: str | None
-    #: None: the write is not a batch of a stream
-    query_id: str | None
-
-
-class _RowWriter:
-    """Writes the rows of a task, and commits those of all tasks."""
+class _Pickled:
+    """A `RowWriter` that is unpickled where it is used."""
 
     def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
-        """Look the topics up, so that a wrong one or a wrong column fails before any task runs.
+        """Raises: as `RowWriter`."""
+        from .row_writer import RowWriter
 
-        Args: `columns`: name and type of each column. Raises: Rejected; Unavailable.
-        """
-        self._options = options
-        with closing(connect(options)) as cluster:
-            topics = while_away(cluster.topics)
-        self._targets = targets(topics, options.topic)
-        topic = options.topic
-        #: None: a staged write. Each task sets the name of the write
-        self._direct: DirectWrite | None = None
-        if options.delivery == "direct":
-            require(topic is not None, "a direct write has one topic")
-            check_direct([name for name, _ in columns])
-            facts = topics[str(topic)]
-            self._direct = DirectWrite(str(topic), "", facts, "quorum", options.verify)
-        values = None if topic is None else self._targets[topic].values
-        check_columns(columns, topic=topic, values=values)
+        writer = RowWriter(options, columns)
+        self.is_direct = writer.is_direct
+        self._bytes = pickle.dumps(writer)
 
-    def write(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        *,
-        write_id: str,
-        query_id: str | None,
-    ) -> TaskMessage:
-        """Write rows, in a task. Raises: RayMQError, without traces, which Spark prints before the text.
-
-        Args: `write_id`: of a direct write.
-        """
-        filled = without_empty(batches)
-        if filled is None and not (self._direct and self._direct.verify):
-            return TaskMessage(None, query_id)
-        try:
-            with closing(connect(self._options)) as cluster:
-                if self._direct is None:
-                    return TaskMessage(self._stage(cluster, filled or ()), query_id)
-                direct = self._direct._replace(write_id=write_id)
-                direct.send(cluster, partition_of_task(), filled or ())
-                return TaskMessage(None, query_id)
-        except Bug:
-            raise
-        except RayMQError as error:
-            raise error.with_traceback(None) from None
-
-    def _stage(self, cluster: ClusterHandle, batches: Iterable[pa.RecordBatch]) -> str:
-        with StagedWriter(Routes.of(cluster)) as writer:
-            partition = partition_of_task()
-            for row, batch in numbered(batches, partition):
-                parts = by_queue(
-                    batch,
-                    self._targets,
-                    topic=self._options.topic,
-                    first_row=row,
-                    takes_later=True,
-                    of=f"of partition {partition}",
-                    start=start_of(row, partition),
-                )
-                for topic, queue_id, rows in parts:
-                    writer.write(topic, queue_id, rows)
-            return json.dumps(writer.finish().to_json())
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether tasks send their rows to the queues at once."""
-        return self._direct is not None
-
-    def commit(
-        self,
-        write_id: str,
-        messages: list[WriterCommitMessage | None],
-        *,
-        takes_other_rows: bool = False,
-        batch: tuple[str, int] | None = None,
-    ) -> None:
-        """Publish the rows of all tasks, on the driver: `Committer.commit`."""
-        require(self._direct is None, "rows of a direct write are in their queues")
-        texts = [each.staged for each in messages if isinstance(each, TaskMessage)]
-        staged = StagedRows.joined(StagedRows.from_json(json.loads(each)) for each in texts if each)
-        with closing(connect(self._options)) as cluster:
-            Committer(Routes.of(cluster)).commit(
-                write_id, staged, takes_other_rows=takes_other_rows, batch=batch
-            )
-
-    def check_partitions(self, write_id: str, partitions: int, *, is_kept: bool) -> None:
-        """Compare the number of partitions of a direct write with that of earlier runs.
-
-        Spark says it only now, when all tasks have ended. So rows may be stored twice already.
-        Args: `is_kept`: keep the number for later runs, which costs a record.
-        Raises: Rejected for another number.
-        """
-        require(self._direct is not None, "tasks stage their rows")
-        direct = self._direct._replace(write_id=write_id)  # type: ignore[union-attr]
-        with closing(connect(self._options)) as cluster:
-            direct.check_other_partitions(cluster, partitions)
-            if is_kept:
-                direct.keep_partitions(cluster, partitions)
+    def writer(self) -> RowWriter:
+        """The writer itself."""
+        found: RowWriter = pickle.loads(self._bytes)
+        return found
 
 
 class BatchWriter(DataSourceArrowWriter):
     """Writes a batch: every row once. Readers see no row of a staged write before its commit."""
 
     def __init__(self, options: SinkOptions, columns: Sequence[tuple[str, str]]) -> None:
-        self._rows = _RowWriter(options, columns)
+        self._rows = _Pickled(options, columns)
         self._write_id = options.write_id or uuid.uuid4().hex
         self._is_named = options.write_id is not None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task."""
-        return self._rows.write(iterator, write_id=self._write_id, query_id=None)
+        return self._rows.writer().write(iterator, write_id=self._write_id, query_id=None)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the rows of all tasks. Those of a direct write are in their queues."""
         if not self._rows.is_direct:
-            self._rows.commit(self._write_id, messages)
+            self._rows.writer().commit(self._write_id, messages)
         elif self._is_named:
-            self._rows.check_partitions(self._write_id, len(messages), is_kept=True)
+            self._rows.writer().check_partitions(self._write_id, len(messages), is_kept=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""
@@ -187,14 +82,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 field="writeId",
                 limit="absent",
             )
-        self._rows = _RowWriter(options, columns)
+        self._rows = _Pickled(options, columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task."""
+        from .task_batches import task_context
+
         context = task_context()
         query_id = context.getLocalProperty(QUERY_ID)
         write_id = f"{query_id}/{context.getLocalProperty(BATCH_ID)}"
-        return self._rows.write(iterator, write_id=write_id, query_id=query_id)
+        return self._rows.writer().write(iterator, write_id=write_id, query_id=query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Publish the rows of all tasks. Spark may commit a batch again after a crash."""
@@ -206,11 +103,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         write_id = f"{query_id}/{batchId}"
         if self._rows.is_direct:
             # Each batch would cost a record of the number of its partitions. The producers of a larger one are enough.
-            self._rows.check_partitions(write_id, len(messages), is_kept=False)
+            self._rows.writer().check_partitions(write_id, len(messages), is_kept=False)
             return
         # A plan with rand() gives other rows in a repeated batch. Those of the first run are stored.
         batch = (str(query_id), batchId)
-        self._rows.commit(write_id, messages, takes_other_rows=True, batch=batch)
+        self._rows.writer().commit(write_id, messages, takes_other_rows=True, batch=batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Leave what is there: staged rows belong to no write and expire, those of a direct write stay."""

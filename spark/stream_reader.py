@@ -51,6 +51,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cluster: ClusterHandle | None = None
         self._values = TopicValues("")
         self._progress: StreamProgress | None = None
+        #: start, end and ranges of the batch that was asked for last
+        self._planned: tuple[object, object, list[RangePartition]] | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 (Spark's names)
         """Where a query without a checkpoint begins."""
@@ -81,11 +83,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]
     ) -> list[RangePartition]:
-        """The range of each task of a batch."""
+        """The range of each task of a batch. Spark asks several times for each batch."""
+        if self._planned is not None and self._planned[:2] == (start, end):
+            return self._planned[2]
         ranges = self._connected().ranges(from_json(start), from_json(end))
         options = self._options()
         handle = self._handle()
-        return [RangePartition(handle, each, options, self._values) for each in ranges]
+        found = [RangePartition(handle, each, options, self._values) for each in ranges]
+        self._planned = (start, end, found)
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""

@@ -154,8 +154,8 @@ def run(words: Sequence[str], *, quick: bool) -> int:
             outcomes += each.report()
             done.append(each)
 
-    seconds = durations.write(lines, DURATIONS)
-    slow = durations.over_budget(seconds, durations.read_budgets(), waits)
+    seconds, cpu_s = durations.write(lines, DURATIONS)
+    slow = durations.over_budget(seconds, durations.read_budgets(), waits, cpu_s)
     failures = [*(line for each in done for line in each.failures), *slow]
     outcomes["error"] += len(slow)
     if failures:

@@ -25,6 +25,7 @@ def test_the_phases_of_a_test_are_added_and_the_longest_file_and_test_come_first
     durations.write(lines, target)
     found = durations.by_file(lines.read_text())
     assert list(found) == ["folder/b", "folder/a"]
+    assert found["folder/b"].pop("cpu_s") >= 0
     assert found["folder/b"] == {"seconds": 2.75, "tests": {"test_two": 1.5, "test_three": 1.25}}
     assert found["folder/a"]["tests"] == {"test_one[x::y]": 0.5}
     assert target.read_text().startswith("{")
@@ -67,6 +68,14 @@ def test_beside_other_work_a_budget_grows_by_how_long_a_computation_waits() -> N
     alone, busy = durations.LANES_WAIT, 1.2 * durations.LANES_WAIT
     assert len(durations.over_budget(seconds, budgets, [1.0, alone, 9.0])) == 1
     assert durations.over_budget(seconds, budgets, [1.0, busy, 9.0]) == []
+
+
+def test_on_a_busy_machine_a_file_counts_by_its_cpu_time() -> None:
+    seconds = {"a": 200.0, "b": 30.0, "c": 30.0}
+    budgets = {"a": 16.0, "b": 20.0, "c": 20.0}
+    assert len(durations.over_budget(seconds, budgets)) == 1
+    assert durations.over_budget(seconds, budgets, cpu_s={"a": 19.0}) == []
+    assert len(durations.over_budget(seconds, budgets, cpu_s={"a": 100.0})) == 1
 
 
 def test_a_computation_takes_its_own_cpu_time_or_longer() -> None:

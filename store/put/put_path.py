@@ -188,6 +188,7 @@ class PutPath:
             store_host=self._log.store_host,
             born_host=request.born_host,
             small=small,
+            crcs=request.body_crcs,
         )
 
         limit = self._record_bytes_max if guard is None else guard.record_bytes_max

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.store.base import format as fmt
-from raymq.store.base.arrays import Int64s
+from raymq.store.base.arrays import Int32s, Int64s
 from raymq.store.base.checksum import body_crc, body_crcs
 from raymq.store.base.errors import PropertiesTooLong, Rejected, require
 
@@ -106,11 +106,13 @@ def encode_batch(
     store_host: tuple[str, int],
     born_host: tuple[str, int] | None = None,
     small: SmallBatch | None = None,
+    crcs: Int32s | None = None,
 ) -> EncodedBatch | EncodedSmallBatch:
     """Encode the parts of a batch that need no put lock. The batch must have passed `check_put`.
 
     Args: `stamp` is that of row 0; None writes none. `born_host` is that of rows that name none, and defaults to
-    `store_host`; IPv6 sets the sys_flag bits. `small` is what `check_put` returned.
+    `store_host`; IPv6 sets the sys_flag bits. `small` is what `check_put` returned. `crcs`: of
+    the bodies, if they are known; None: they are computed.
     Raises: Rejected for a stamp or host that cannot be written.
     """
     store_bytes = fmt.pack_host(*store_host)
@@ -163,7 +165,7 @@ def encode_batch(
     body_lengths = value_lengths(body)
     sizes = body_lengths + stored + (headers.dtype.itemsize + len(head))
     headers["size"] = sizes
-    headers["body_crc"] = body_crcs(body)
+    headers["body_crc"] = body_crcs(body) if crcs is None else crcs
     headers["born_time_ms"] = born.to_numpy()
     headers["body_length"] = body_lengths
     keyed = keyed_column(properties)

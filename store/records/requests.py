@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from raymq.store.base.arrays import Int32s
 from raymq.store.base.errors import RayMQError
 from raymq.store.config.promise import Acks
 
@@ -27,6 +28,9 @@ class PutRequest(NamedTuple):
     #: the shard has checked the rows before, when they were staged. Only `staged_rows.publish` says so: no message of
     #: the network has this field
     was_staged: bool = False
+    #: of the bodies, if the shard has their records already; None: they are computed. No message of the network has
+    #: this field either
+    body_crcs: Int32s | None = None
     #: (IP, port) of the producer, as the connection shows it; None: not known, the records name the store host
     born_host: tuple[str, int] | None = None
     #: the sequences before the first one may never come: the rows begin a batch of a stream (`StreamBatch`), or are its

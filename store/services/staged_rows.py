@@ -45,7 +45,9 @@ SLICE_ROWS = 4096
 #: ranges of up to so many rows are decoded together
 SMALL_ROWS = 512
 
-_COLUMNS = ("born_time_ms", "body", "properties")
+#: rows to publish, with the CRCs of their bodies
+_ROWS = PUT_SCHEMA.append(pa.field("body_crc", pa.int32(), nullable=False))
+_COLUMNS = ("born_time_ms", "body_crc", "body", "properties")
 
 # A record's properties begin with the producer's stamp and the tag. The rest is the text that the producer sent.
 _TARGET = r"REAL_TOPIC\x01(?P<topic>[^\x02]+)\x02REAL_QID\x01(?P<queue>[0-9]{1,9})\x02"
@@ -159,12 +161,13 @@ def publish(
         request = PutRequest(
             topic,
             queue_id,
-            batch,
+            batch.select(PUT_SCHEMA.names),
             producer_id,
             0,
             sequence,
             "quorum",
             was_staged=True,
+            body_crcs=batch.column("body_crc").to_numpy(),
             may_skip=not first and sequence > 0,
         )
         appended = store.put(request)
@@ -342,20 +345,37 @@ def _own_rows(
 ) -> pa.RecordBatch:
     """The rows for one queue among staged records, as they were sent. Args: `producers`: of all rows, or of each."""
     properties = records.column("properties")
-    found = _parts(properties, topic, queue_id)
     stamps = producer_stamp.read_column(_first_bytes(properties))
-    is_own = found.is_here & stamps.valid & (stamps.producer_ids == producers)
+    is_own = stamps.valid & (stamps.producer_ids == producers)
+    target = target_properties(topic, queue_id)
+    end = producer_stamp.STAMP_BYTES + len(target)
+    begins = pc.binary_slice(properties, producer_stamp.STAMP_BYTES, end)
+    if pc.all(pc.equal(begins, target)).as_py():
+        # No row has a tag, and none is for another queue.
+        tag = pa.nulls(len(records), pa.string())
+        rest = _after(properties, end)
+        rows = [records.column("body"), tag, rest, records.column("born_time_ms")]
+        batch = _with_crcs(rows, records)
+        return batch if is_own.all() else batch.filter(pa.array(is_own))
+
+    found = _parts(properties, target)
+    is_own &= found.is_here
     if not is_own.all():
         records = records.filter(pa.array(is_own))
 
     data = value_bytes(properties)
-    columns = [
+    rows = [
         records.column("body"),
         _text(data, found.tag_starts[is_own], found.tag_ends[is_own]).cast(pa.string()),
         _text(data, found.rest_starts[is_own], found.ends[is_own]),
         records.column("born_time_ms"),
     ]
-    return pa.record_batch(columns, schema=PUT_SCHEMA)
+    return _with_crcs(rows, records)
+
+
+def _with_crcs(rows: list[pa.Array], records: pa.RecordBatch) -> pa.RecordBatch:
+    """Columns of PUT_SCHEMA, and the CRCs that the records of the rows have."""
+    return pa.record_batch([*rows, records.column("body_crc")], schema=_ROWS)
 
 
 class _Parts(NamedTuple):
@@ -370,7 +390,7 @@ class _Parts(NamedTuple):
     ends: Int64s
 
 
-def _parts(properties: pa.BinaryArray, topic: str, queue_id: int) -> _Parts:
+def _parts(properties: pa.BinaryArray, target: bytes) -> _Parts:
     """Find the parts: the producer's stamp, the tag if there is one, the target, and the rest."""
     data = value_bytes(properties)
     offsets = value_offsets(properties).astype(np.int64)
@@ -386,7 +406,6 @@ def _parts(properties: pa.BinaryArray, topic: str, queue_id: int) -> _Parts:
         tag_ends = np.where(has_tag, after, begins)
         targets = np.where(has_tag, after + 1, begins)
 
-    target = target_properties(topic, queue_id)
     return _Parts(
         _have(data, targets, ends, target), tag_starts, tag_ends, targets + len(target), ends
     )
@@ -407,8 +426,18 @@ def _text(data: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s) -> pa.Binar
     """The ranges as values; null where one is empty."""
     if bool((starts == ends).all()):
         return pa.nulls(len(starts), pa.binary())
-    found = ranges(data, starts, ends)
-    return null_where(pc.equal(pc.binary_length(found), 0), found)
+    return _null_if_empty(ranges(data, starts, ends))
+
+
+def _after(texts: pa.BinaryArray, bytes_: int) -> pa.BinaryArray:
+    """What comes after so many bytes, which each value has; null where that is nothing."""
+    offsets = value_offsets(texts).astype(np.int64)
+    return _text(value_bytes(texts), offsets[:-1] + bytes_, offsets[1:])
+
+
+def _null_if_empty(texts: pa.BinaryArray) -> pa.BinaryArray:
+    is_empty = pc.equal(pc.binary_length(texts), 0)
+    return null_where(is_empty, texts) if pc.any(is_empty).as_py() else texts
 
 
 def _first_bytes(properties: pa.BinaryArray) -> npt.NDArray[np.uint8]:
@@ -417,6 +446,7 @@ def _first_bytes(properties: pa.BinaryArray) -> npt.NDArray[np.uint8]:
     require(
         bool((np.diff(offsets) >= producer_stamp.STAMP_BYTES).all()), "staged rows have a stamp"
     )
-    places = offsets[:-1, None] + np.arange(producer_stamp.STAMP_BYTES)
-    found: npt.NDArray[np.uint8] = value_bytes(properties)[places]
-    return found
+    heads = pc.binary_slice(properties, 0, producer_stamp.STAMP_BYTES)
+    begin = int(value_offsets(heads)[0])
+    data = value_bytes(heads)[begin : begin + len(heads) * producer_stamp.STAMP_BYTES]
+    return data.reshape(-1, producer_stamp.STAMP_BYTES)

@@ -4,8 +4,8 @@ A run may have several pytests. Each adds a line for each phase of a test to the
 
 tests/budgets.json has the seconds of each long file, as `python -m tests --thorough` took them on two cores. All files
 of a run take longer on a slower machine, and beside other work. So all budgets grow by the median of what these files
-take, or by how long a computation waits for a core if that is more: beside other work a file that starts many processes
-suffers most.
+take, or by how long a computation waits for a core if that is more. Other work comes and goes: a file that ran beside
+more of it than most counts by its CPU time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import math
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,6 +35,11 @@ LANES_WAIT = 1.5
 PROBE_S = 0.05
 #: a file may take so many seconds more at least: live tests wait for what other processes do by chance
 BY_CHANCE_S = 30.0
+#: on a machine that takes so many times the budgets, other work has a core now and then
+BUSY = 1.3
+
+#: CPU seconds of this process at the last `note`
+_cpu_s = 0.0
 
 
 def note(report: pytest.TestReport) -> None:
@@ -40,21 +47,35 @@ def note(report: pytest.TestReport) -> None:
     place = os.environ.get(VARIABLE)
     if place is None:
         return
-    line = json.dumps([report.nodeid, report.duration])
+    line = json.dumps([report.nodeid, report.duration, _cpu_since_last()])
     with open(place, "a", encoding="utf-8") as file:
         file.write(f"{line}\n")
+
+
+def _cpu_since_last() -> float:
+    """CPU seconds of this process, and of its children that have ended, since the last call."""
+    global _cpu_s
+    times = os.times()
+    before_s, _cpu_s = _cpu_s, sum(times[:4])
+    return _cpu_s - before_s
 
 
 def by_file(lines: str) -> dict[str, dict[str, Any]]:
     """The seconds of each file and of its tests, the longest first."""
     seconds: dict[str, dict[str, float]] = {}
+    cpu_s: Counter[str] = Counter()
     for line in lines.splitlines():
-        node_id, duration = json.loads(line)
+        node_id, duration, used_s = json.loads(line)
         path, _, test = node_id.partition("::")
         tests = seconds.setdefault(path, {})
         tests[test] = tests.get(test, 0.0) + duration
+        cpu_s[path] += used_s
     found = {
-        path: {"seconds": round(sum(tests.values()), 2), "tests": _longest_first(tests)}
+        path: {
+            "seconds": round(sum(tests.values()), 2),
+            "cpu_s": round(cpu_s[path], 2),
+            "tests": _longest_first(tests),
+        }
         for path, tests in seconds.items()
     }
     return dict(sorted(found.items(), key=lambda pair: -float(pair[1]["seconds"])))
@@ -65,12 +86,15 @@ def _longest_first(tests: dict[str, float]) -> dict[str, float]:
     return {test: round(duration, 3) for test, duration in ordered}
 
 
-def write(lines: Path, target: Path) -> dict[str, float]:
-    """Write a run's durations as JSON. Returns: the seconds of each file."""
+def write(lines: Path, target: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Write a run's durations as JSON. Returns: the seconds of each file, and its CPU seconds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     found = by_file(lines.read_text(encoding="utf-8"))
     target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return {path: float(facts["seconds"]) for path, facts in found.items()}
+    seconds, cpu_s = (
+        {path: float(facts[name]) for path, facts in found.items()} for name in ("seconds", "cpu_s")
+    )
+    return seconds, cpu_s
 
 
 def read_budgets(source: Path = BUDGETS) -> dict[str, float]:
@@ -88,17 +112,22 @@ def core_wait() -> float:
 
 
 def over_budget(
-    seconds: Mapping[str, float], budgets: Mapping[str, float], waits: Sequence[float] = ()
+    seconds: Mapping[str, float],
+    budgets: Mapping[str, float],
+    waits: Sequence[float] = (),
+    cpu_s: Mapping[str, float] = MappingProxyType({}),
 ) -> list[str]:
     """A line for each file that took more than twice its budget.
 
-    Args: `seconds`, `budgets`: by file. `waits`: the `core_wait` of some moments of the run, in which the lanes have
-    their part.
+    Args: `seconds`, `budgets`, `cpu_s`: by file. `waits`: the `core_wait` of some moments of the run, in which the
+    lanes have their part.
     """
     ratios = [taken / budgets[path] for path, taken in seconds.items() if path in budgets]
     slower = max(
         1.0, statistics.median(ratios or [1.0]), statistics.median(waits or [1.0]) / LANES_WAIT
     )
+    if slower >= BUSY:
+        seconds = {path: min(taken, cpu_s.get(path, taken)) for path, taken in seconds.items()}
     return [
         f"{path} took {taken:.0f} s, more than twice its budget of {budget:.0f} s, on a machine that takes"
         f" {slower:.1f} times the budgets: make it quicker, mark tests as thorough, or raise it in tests/budgets.json"
