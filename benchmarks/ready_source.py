@@ -10,6 +10,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
@@ -44,6 +45,10 @@ class ReadySource(DataSource):
         """A writer that looks at no row."""
         return ReadyWriter()
 
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 (Spark's name)
+        """The same for a stream."""
+        return ReadyStreamWriter()
+
 
 @cache
 def _batch() -> pa.RecordBatch:
@@ -77,9 +82,27 @@ class ReadyWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Take the batches of a task."""
-        for _ in iterator:
-            pass
-        return WriterCommitMessage()
+        return _drop(iterator)
+
+
+class ReadyStreamWriter(DataSourceStreamArrowWriter):
+    """The same for a stream."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Take the batches of a task."""
+        return _drop(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        """Nothing is kept."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        """Nothing is kept."""
+
+
+def _drop(batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    for _ in batches:
+        pass
+    return WriterCommitMessage()
 
 
 class ReadyStreamReader(DataSourceStreamReader):

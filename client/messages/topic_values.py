@@ -169,8 +169,8 @@ class TopicValues(NamedTuple):
                 limit="not null",
                 row=row,
             )
-        return values.fill_null(b""), pc.if_else(
-            is_null, pa.scalar(NULL_PROPERTY, pa.binary()), pa.scalar(None, pa.binary())
+        return values.fill_null(b""), null_where(
+            values.is_valid(), pa.repeat(pa.scalar(NULL_PROPERTY, pa.binary()), len(values))
         )
 
 
