@@ -96,15 +96,15 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
 
 
 def measure_kafka(options: argparse.Namespace, rounds: Rounds) -> None:
-    """A read by `poll_batch` and one by Kafka's consumer in each round."""
-    count = 100 if options.quick else 400
+    """A read by `poll_batch` and one by Kafka's consumer in each round, long enough for Java's compiler."""
+    count = 400 if options.quick else 1500
     messages = count * BATCH_ROWS
     with (
         kafka.broker(options.directory / "kafka") as broker,
         started(options.directory, "read") as cluster,
     ):
         cluster.create_topic(TOPIC, queues=1)
-        sent(cluster, count, 0, api="columns", topic=TOPIC, batch=BATCH_ROWS, in_flight=count)
+        sent(cluster, count, 0, api="columns", topic=TOPIC, batch=BATCH_ROWS, in_flight=16)
         fill_kafka(broker, messages)
         read_rate(cluster, messages, poll_batches)
         for _ in in_turn(ROUNDS):
