@@ -200,6 +200,7 @@ def faults(session: nox.Session) -> None:
         "replicate",
         "read",
         "spark",
+        "start",
     ],
 )
 def bench(session: nox.Session, name: str) -> None:

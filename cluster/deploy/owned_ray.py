@@ -183,6 +183,8 @@ def _start_once(
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
     ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
+        # This process needs it next, and has nothing else to do while Ray starts.
+        importlib.import_module("ray")
         node = _wait_started(paths, owned, deadline_ms, files=files, clock=clock)
         if client_port is not None:
             _check_client_port(owned, client_port, files)
