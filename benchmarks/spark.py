@@ -15,7 +15,8 @@ new session, in a process of its own. `--only data` reads a topic by Ray Data an
 Each figure is a median of three rounds, which measure all of them by turns. A ratio is the median of the rounds'
 ratios. `--busy` runs a process that computes on each core at the same time. The peers share that machine, so floors are
 the same, but for streams of Spark 4: the processes that each of them starts wait for a core then, and a stream of ready
-rows is not faster than Kafka's. Floors are for whole rounds: with `--quick` the start of a query counts for more. Needs the extra `spark` or `spark4`, Java 17 and Maven, which fetches Kafka and the connector.
+rows is not faster than Kafka's. Floors are for whole rounds: with `--quick` the start of a query counts for more. Needs
+the extra `spark` or `spark4`, Java 17 and Maven, which fetches Kafka and the connector.
 `nox -s bench_spark4` measures Spark 4 beside an installed 3.5.
 """
 
