@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -56,6 +55,8 @@ def server_identity(environment: Mapping[str, str], files: Files) -> ServerIdent
     certificate = _path(environment, SERVER_CERT)
     key = _path(environment, SERVER_KEY)
     identity = (_read(SERVER_CERT, certificate, files), _read(SERVER_KEY, key, files))
+    # It takes 20 ms, which clients without TLS need not spend.
+    import ssl
 
     try:
         # An empty passphrase: otherwise the process would wait for input at a terminal that it does not have.
@@ -86,6 +87,8 @@ def read_ca(path: str | os.PathLike[str], files: Files, *, name: str = "ca") -> 
     """The PEM certificates in a file, checked. Raises: Rejected (field `name`)."""
     file_name = os.fspath(path)
     pem = _read(name, file_name, files)
+    import ssl
+
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
