@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 
-from raymq.spark.data_source import RaymqDataSource as DefaultSource
-
-if importlib.util.find_spec("pyarrow") is None:
-    # The format imports it when it is used. Until then it costs 0.1 s in each process that looks for formats.
-    raise ImportError("format('raymq') needs pyarrow: pip install raymq", name="pyarrow")
-
 __all__ = ["DefaultSource"]
+
+if all(map(importlib.util.find_spec, ("pyarrow", "numpy"))):
+    # The format imports them when it is used. Until then they cost 0.1 s in each process that looks for formats. A
+    # Python that lacks them does not have the format.
+    from raymq.spark.data_source import RaymqDataSource as DefaultSource

@@ -74,6 +74,7 @@ USES = {
     "assert session.java_home()",
     "data": "import ray.data; from raymq.data import TopicSink; TopicSink.write",
     "spark4": "import pandas, pyspark_raymq; assert pyspark_raymq.DefaultSource.name() == 'raymq'; "
+    "from raymq.spark import batch_reader, row_writer, stream_reader; "
     "import pkgutil; assert 'pyspark_raymq' in {each.name for each in pkgutil.iter_modules()}",
     "demo": "import sys, tempfile, pathlib; sys.path.insert(0, 'examples'); import flights; "
     "flights.prepare(pathlib.Path(tempfile.mkdtemp()), 9)",

@@ -60,7 +60,7 @@ def threads(count: int, seconds: float) -> tuple[float, Histogram]:
 
     latency, added = Histogram(), [0] * count
     times_us: list[list[float]] = [[] for _ in range(count)]
-    ready = threading.Barrier(count + 1)
+    ready = threading.Barrier(count + 1, timeout=60)
 
     def work(number: int) -> None:
         with redis.Redis(port=PORT) as client:

@@ -259,7 +259,7 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
 
 
 class Floors(NamedTuple):
-    """The least ratios to Kafka. They differ between the versions of Spark."""
+    """The floors of the ratios to Kafka. They differ between the versions of Spark."""
 
     direct: float
     staged: float
@@ -274,7 +274,7 @@ class Floors(NamedTuple):
 
 
 SPARK_3 = Floors(1.0, 0.5, 1.4, 1.1, 0.4, 0.0, 1.5)
-SPARK_4 = Floors(1.0, 0.6, 1.5, 1.0, 0.6, 0.9, 2.2)
+SPARK_4 = Floors(1.0, 0.55, 1.5, 0.95, 0.55, 0.85, 2.2)
 BUSY_SPARK_4 = SPARK_4._replace(stream=0.85, direct_copy=0.75)
 
 

@@ -64,7 +64,7 @@ finally:
 def seconds(program: str, *words: str) -> float:
     """What a program prints, in a new process."""
     command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     return float(done.stdout.splitlines()[-1])
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Unavailable
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 OLDEST_PYSPARK = (4, 1)
 
 _registering = threading.Lock()
-#: hash codes of Java's objects that keep the formats of a session, in which this process has registered it
-_registered: set[int] = set()
 
 
 def use_format(spark: Any) -> None:
@@ -66,16 +62,9 @@ def use_format(spark: Any) -> None:
     if type(spark).getActiveSession() is None:
         # Spark itself does so in createDataFrame.
         spark._get_j_spark_session_class(spark._jvm).setActiveSession(java)
-    manager = java.sessionState().dataSourceManager()
     # Two threads would register it twice, and one would keep the Python that the other has set for that.
     with _registering:
-        if _is_first_session(spark) and _is_own_python(spark.sparkContext.pythonExec):
-            # Spark's search starts a Python, which takes half a second. A clone, as of `foreachBatch`, has the format
-            # already, and Spark would warn of a second one.
-            if manager.hashCode() not in _registered:
-                _add_format(spark)
-                _registered.add(manager.hashCode())
-        elif not manager.dataSourceExists("raymq"):
+        if not java.sessionState().dataSourceManager().dataSourceExists("raymq"):
             _register(spark)
 
 
@@ -91,30 +80,13 @@ def _register(spark: Any) -> None:
             found=context.pythonExec,
         )
 
-    before, context.pythonExec = context.pythonExec, sys.executable
-    try:
-        _add_format(spark)
-    finally:
-        context.pythonExec = before
-
-
-def _add_format(spark: Any) -> None:
     from .data_source import RaymqDataSource
 
-    spark.dataSource.register(RaymqDataSource)
-
-
-def _is_first_session(spark: Any) -> bool:
-    """Whether it is the session with which this process has started Spark."""
-    first: Any = type(spark)._instantiatedSession
-    return first is not None and bool(spark._jsparkSession.equals(first._jsparkSession))
-
-
-def _is_own_python(command: str) -> bool:
-    """Whether the Python of Spark's workers is in the environment of this process, which has `raymq`."""
-    found = shutil.which(command)
-    # Links of several environments may lead to one interpreter.
-    return found is not None and Path(found).absolute().parent == Path(sys.executable).parent
+    before, context.pythonExec = context.pythonExec, sys.executable
+    try:
+        spark.dataSource.register(RaymqDataSource)
+    finally:
+        context.pythonExec = before
 
 
 def session_of_process() -> object:

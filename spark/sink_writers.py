@@ -1,7 +1,7 @@
 """The writers of Spark 4's data source. Needs PySpark 4.
 
-Spark moves a writer by pickle to tasks and to a process that commits. That one imports nothing for a write whose rows
-are in their queues already: the rest of a writer stays pickled until it is needed.
+Spark moves the writer of a batch by pickle to tasks, and to a process that commits. That one imports nothing for a
+direct write without a name, whose rows are in their queues: the rest of a writer stays pickled until it is needed.
 """
 
 from __future__ import annotations

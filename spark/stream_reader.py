@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the connections."""
-        cluster, self._cluster, self._progress = self._cluster, None, None
+        cluster, self._cluster, self._progress, self._planned = self._cluster, None, None, None
         if cluster is not None:
             cluster.close()
 

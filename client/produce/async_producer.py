@@ -118,8 +118,8 @@ class AsyncProducer(OpenClient):
         cluster: the cluster to send to. `cluster.async_producer(...)` is the same call.
         acks: "quorum" (default) or "leader": which replicas have a message before its receipt. "leader" is quicker.
         linger_ms: milliseconds (default 5) that a message waits at most for others, while earlier batches are under way
-            to its shard. With 0 no timer ends that wait, only the answer. Tasks that send in one iteration of the event
-            loop share batches.
+            to its shard. 0 sets no such limit: it leaves with the answer to them, or when its batch is full. Tasks that
+            send in one iteration of the event loop share batches.
         batch_bytes: bytes (default 1 MiB) at which a batch is sent at once.
         buffer_bytes: bytes (default 64 MiB) of messages without a receipt. With a full buffer, sends are deferred in
             order; deferred messages take memory beyond this limit.

@@ -49,11 +49,13 @@ class LingerQueue:
         self._ended = False
 
     def add(self, batch: OpenBatch) -> None:
-        """Have a new batch closed at its due time. Without a linger time nothing waits for that."""
-        if self._linger_s:
-            self.by_due_time.append(batch)
-            if self._wakes_s > batch.due_s:
-                self._wake()
+        """Have a new batch closed at its due time."""
+        # Those that were answered in time are closed already.
+        while self.by_due_time and self.by_due_time[0].closed:
+            self.by_due_time.popleft()
+        self.by_due_time.append(batch)
+        if self._wakes_s > batch.due_s:
+            self._wake()
 
     def request(self, batch: OpenBatch) -> None:
         """Have a batch closed at once, however little it has lingered."""

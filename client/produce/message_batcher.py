@@ -91,6 +91,8 @@ class MessageBatcher:
         self.encoder = MessageEncoder(self.config, self._clock, delay_levels=cluster.delay_levels)
         self.limiter = self.batch_sender.limiter
         self._linger_s = self.config.linger_ms / 1000
+        #: how long a batch stays open at most: without a linger time until its messages would have failed
+        self._open_s = self._linger_s or self.config.delivery_timeout_ms / 1000
         #: guards everything below; used directly, because a condition's `with` costs two more calls
         self._lock = threading.RLock()
         self._open: dict[tuple[str, int], OpenBatch] = {}
@@ -461,7 +463,7 @@ class MessageBatcher:
             queue_key=queue_key,
             acks=acks,
             begun_s=now_s,
-            due_s=now_s + self._linger_s,
+            due_s=now_s + self._open_s,
             batcher=self,
             shard_sender=shard_sender,
             send_after_number=send_after_number,

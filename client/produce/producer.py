@@ -54,7 +54,8 @@ class Producer(OpenClient):
             cluster's flush mode says. Of two replicas that is both. "leader": after the leader alone has it; quicker,
             but the followers may lack the message. `send` can choose for each message.
         linger_ms: milliseconds (default 5) that a message waits at most for others in its batch, while earlier batches
-            are under way to its shard. With 0 no timer ends that wait, only the answer.
+            are under way to its shard. 0 sets no such limit: it leaves with the answer to them, with a full batch, or
+            at `flush`.
         batch_bytes: bytes (default 1 MiB) at which a batch is sent at once. Larger batches cost less per message and
             more memory and latency.
         buffer_bytes: bytes (default 64 MiB) of messages without a receipt, and so the memory of the producer. `send`

@@ -387,10 +387,11 @@ class ShardSender:
             # Ctrl-C: the other batches must get their outcomes, too.
             self._perform_each(effects)
             raise
-        # A thread that waits must not keep the batches alive, nor the objects that their callbacks refer to.
-        if effects:
-            effects.clear()
-            self._on_answered(self)
+        finally:
+            # A thread that waits must not keep the batches alive, nor the objects that their callbacks refer to.
+            if effects:
+                effects.clear()
+                self._on_answered(self)
 
     def _perform_each(self, effects: Effects) -> None:
         finished = [effect.batch.future for effect in effects if isinstance(effect, Complete)]

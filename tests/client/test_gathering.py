@@ -14,6 +14,7 @@ from raymq.client.produce.async_producer import AsyncProducer
 from raymq.client.produce.producer import Producer
 from raymq.client.produce.queue_sequence import BatchReceipt
 from raymq.client.produce.send_future import BatchFuture, wake_callers
+from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.records.record import SMALL_ROWS_MAX, SmallBatch
 from tests.support.fake_backend import FakeBackend, FakeCluster, open_batch
 from tests.support.waiting import until
@@ -192,6 +193,19 @@ def test_without_a_linger_time_messages_are_gathered_until_the_answer(
     backend.release()
     assert [future.result(10).offset for future in futures] == list(range(20))
     assert rows(backend) == [1, 19]
+
+
+def test_without_a_linger_time_a_message_leaves_when_the_one_before_it_is_given_up(
+    make: Make, backend: FakeBackend
+) -> None:
+    producer = make(linger_ms=0, delivery_timeout_ms=300)
+    backend.hold_answers()
+    first = producer.send("t", b"never answered", queue_id=0)
+    producer.send("t", b"second", queue_id=1)
+    with pytest.raises(DeliveryUnknown):
+        first.result(30)
+    backend.wait_for(lambda: 1 in {put.queue_id for put in backend.puts})
+    backend.release()
 
 
 def test_a_message_waits_only_for_what_was_under_way_before_it(

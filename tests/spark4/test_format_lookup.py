@@ -123,8 +123,7 @@ def test_a_session_whose_workers_are_elsewhere_says_which_python_lacks_the_forma
 ) -> None:
     manager = SimpleNamespace(dataSourceExists=lambda name: False)
     state = SimpleNamespace(dataSourceManager=lambda: manager)
-    session = SimpleNamespace(sessionState=lambda: state, equals=lambda other: False)
-    monkeypatch.setattr(spark, "_jsparkSession", session)
+    monkeypatch.setattr(spark, "_jsparkSession", SimpleNamespace(sessionState=lambda: state))
     monkeypatch.setattr(spark.sparkContext, "master", "spark://there:7077")
     with pytest.raises(Unavailable, match="Python of Spark's workers, .*set PYSPARK_PYTHON"):
         use_format(spark)

@@ -13,7 +13,8 @@ from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import STAGED_TOPIC
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
-from raymq.store.queues.raw_records import decode_records
+from raymq.store.put.put_hooks import PutHook
+from raymq.store.queues.raw_records import decode_records, fault_of
 from raymq.store.records.properties import decode
 from raymq.store.records.record import PUT_SCHEMA
 from raymq.store.records.requests import AppendedRows, PutRequest
@@ -44,13 +45,20 @@ class World:
         self.store.abandon()
         self.open()
 
-    def stage(self, bodies: list[bytes], *, producer_id: int = 5, sequence: int = 0) -> StagedRange:
+    def stage(
+        self,
+        bodies: list[bytes],
+        *,
+        producer_id: int = 5,
+        sequence: int = 0,
+        tag: str | None = "red",
+    ) -> StagedRange:
         """Put rows as a task does. Every second one has a tag and a property."""
         head = target_properties("t", 1)
         rows = len(bodies)
         columns = [
             pa.array(bodies, pa.binary()),
-            pa.array(["red" if row % 2 else None for row in range(rows)]),
+            pa.array([tag if row % 2 else None for row in range(rows)], pa.string()),
             pa.array([head + (b"KEYS\x01k%d\x02" % row) * (row % 2) for row in range(rows)]),
             pa.array([1_700_000_000_000 + row for row in range(rows)]),
         ]
@@ -85,6 +93,7 @@ class World:
         offset, end = self.store.queue_range("t", 1)
         while offset < end:
             part = self.store.fetch("t", 1, offset, max_bytes=1 << 20, max_records=1000)
+            assert fault_of(part) is None
             found += decode_records(part.records).to_pylist()
             offset = part.next_offset
         return found
@@ -98,6 +107,39 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
     made.store.abandon()
+
+
+class UpperCase(PutHook):
+    """Changes the bodies of all rows."""
+
+    name = "upper-case"
+
+    def before_batch(self, request: PutRequest) -> PutRequest:
+        columns = request.batch.columns  # type: ignore[union-attr]
+        bodies = pa.array([each.as_py().upper() for each in columns[0]], pa.binary())
+        return request._replace(batch=pa.record_batch([bodies, *columns[1:4]], schema=PUT_SCHEMA))
+
+
+@pytest.mark.parametrize("tag", ["red", None])
+def test_a_hook_may_change_published_rows_whose_crcs_are_known(
+    world: World, tag: str | None
+) -> None:
+    staged = world.stage([b"row %d" % row for row in range(100)], tag=tag)
+    world.store.hooks.append(UpperCase())
+    assert world.publish([staged])
+    assert world.bodies() == [b"ROW %d" % row for row in range(100)]
+
+
+def test_rows_without_a_tag_are_published_as_they_were_sent(world: World) -> None:
+    bodies = [b"%d" % row * (1 + row % 7) for row in range(300)]
+    first = world.stage(bodies[:200], tag=None)
+    last = world.stage(bodies[200:], tag=None, sequence=200)
+    assert world.publish([first, last])
+    rows = world.rows()
+    assert [row["body"] for row in rows] == bodies
+    keys = [decode(row["properties"]).get("KEYS") for row in rows]  # type: ignore[arg-type]
+    expected = [f"k{row}" if row % 2 else None for row in range(200)]
+    assert keys == expected + expected[:100]
 
 
 def test_staged_rows_are_not_visible_and_are_published_as_they_were_sent(world: World) -> None:

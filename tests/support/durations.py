@@ -36,7 +36,7 @@ PROBE_S = 0.05
 #: a file may take so many seconds more at least: live tests wait for what other processes do by chance
 BY_CHANCE_S = 30.0
 #: on a machine that takes so many times the budgets, other work has a core now and then
-BUSY = 1.3
+BUSY = 1.6
 
 #: CPU seconds of this process at the last `note`
 _cpu_s = 0.0
