@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -201,11 +202,13 @@ def test_without_a_linger_time_a_message_leaves_when_the_one_before_it_is_given_
     producer = make(linger_ms=0, delivery_timeout_ms=300)
     backend.hold_answers()
     first = producer.send("t", b"never answered", queue_id=0)
-    producer.send("t", b"second", queue_id=1)
+    second = producer.send("t", b"second", queue_id=1)
     with pytest.raises(DeliveryUnknown):
         first.result(30)
     backend.wait_for(lambda: 1 in {put.queue_id for put in backend.puts})
     backend.release()
+    with contextlib.suppress(DeliveryUnknown):
+        second.result(30)
 
 
 def test_a_message_waits_only_for_what_was_under_way_before_it(
