@@ -98,7 +98,7 @@ def broker(directory: Path) -> Iterator[Broker]:
     with (data / "output").open("w", encoding="utf-8") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output, env=dict(os.environ))
     try:
-        _await_port(port, process, data / "output")
+        await_port(port, process, data / "output")
         yield found
     finally:
         process.kill()
@@ -106,10 +106,11 @@ def broker(directory: Path) -> Iterator[Broker]:
         cleared(data)
 
 
-def _await_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
+def await_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
+    """Wait until a server listens. Raises: oracle.Failed, with its output, after 60 s or when it ended."""
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.2)
-    raise oracle.Failed(f"Kafka's broker did not start:\n{output.read_text()[-2000:]}")
+    raise oracle.Failed(f"a server did not start:\n{output.read_text()[-2000:]}")

@@ -1,4 +1,4 @@
-"""Redis 7 as the peer of `benchmarks.small`: XADD with `appendfsync always`, so that each answer follows a sync."""
+"""Redis 7 as a peer: XADD with `appendfsync always`, so that each answer follows a sync, or with `everysec`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compared import BACKLOG, BATCH_ROWS, Client, produced, read
 from benchmarks.limits import BODY, output_of
 from raymq.cluster.bench.histogram import Histogram
 
@@ -31,11 +32,11 @@ def has_python_client() -> bool:
 
 
 @contextlib.contextmanager
-def server(directory: Path) -> Iterator[None]:
-    """A server with its file in `directory`."""
+def server(directory: Path, sync: str = "always") -> Iterator[None]:
+    """A server with its file in `directory`, synced as its option `appendfsync` says."""
     directory.mkdir(parents=True, exist_ok=True)
     words = ["redis-server", "--port", str(PORT), "--bind", "127.0.0.1", "--save", ""]
-    words += ["--appendonly", "yes", "--appendfsync", "always"]
+    words += ["--appendonly", "yes", "--appendfsync", sync]
     words += ["--auto-aof-rewrite-percentage", "0", "--dir", str(directory)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:
@@ -114,6 +115,52 @@ async def _tasks(count: int, seconds: float) -> tuple[float, Histogram]:
     latency = Histogram()
     latency.record(times_us)
     return rate, latency
+
+
+# --- the loads of benchmarks.compare --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def redis_client(directory: Path, durable: bool) -> Iterator[Client]:
+    """A server of its own."""
+    with server(directory / "redis", "always" if durable else "everysec"):
+        yield Client(
+            threads=threads,
+            tasks=tasks,
+            producers={"produce_msg_s": _produce},
+            readers={"read_msg_s": _read},
+        )
+
+
+def _produce(seconds: float) -> tuple[int, float]:
+    import redis
+
+    with redis.Redis(port=PORT) as client:
+
+        def send() -> int:
+            pipeline = client.pipeline(transaction=False)
+            for _ in range(BATCH_ROWS):
+                pipeline.xadd(BACKLOG, FIELDS)
+            return len(pipeline.execute())
+
+        return produced(send, lambda: None, seconds)
+
+
+def _read(messages: int) -> float:
+    import redis
+
+    last = "-"
+    with redis.Redis(port=PORT) as client:
+
+        def poll() -> int:
+            nonlocal last
+            found = client.xrange(BACKLOG, last, count=BATCH_ROWS)
+            for _, fields in found:
+                len(fields[b"b"])
+            last = f"({found[-1][0].decode()}"
+            return len(found)
+
+        return read(poll, messages)
 
 
 #: figure of `benchmarks.small` -> the same load of redis-py
