@@ -144,7 +144,7 @@ def key(group: str, system: str, figure: str) -> str:
 
 
 def measure(options: argparse.Namespace, rounds: Rounds) -> None:
-    """All rounds, and the page."""
+    """All rounds, each of which is added to the page."""
     wanted = options.system or list(SYSTEMS)
     for line in missing():
         tell(line)
@@ -160,8 +160,9 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
                 for figure, value in found.items():
                     rounds.note(key(group, name, figure), value)
 
-    if options.page:
-        write_page(options.page, rounds)
+        # A run is long: what it has so far should outlive a failure.
+        if options.page:
+            write_page(options.page, rounds)
 
 
 # --- tables ---------------------------------------------------------------------------------------

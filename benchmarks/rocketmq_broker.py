@@ -75,7 +75,6 @@ def servers(directory: Path, durable: bool) -> Iterator[Servers]:
     java = [program.java, f"-Duser.home={data}", f"-Drocketmq.home.dir={data}"]
     java += [f"-Drmq.logback.configurationFile={oracle.SOURCES / 'logback.xml'}"]
     java += ["-cp", f"{classes}{os.pathsep}{program.class_path}"]
-    # The broker also listens two ports below its own.
     names_port, port, ha_port = free_ports(3)
     names = f"127.0.0.1:{names_port}"
     (data / "names").write_text(f"bindAddress=127.0.0.1\nlistenPort={names_port}\n")
