@@ -44,8 +44,8 @@ def test_more_than_one_means_that_raymq_is_faster(
 
 
 def test_the_groups_have_tables_of_their_own(rounds: Rounds, tmp_path: Path) -> None:
-    compare.write_page(tmp_path / "page.md", rounds)
-    durable, unsynced = (tmp_path / "page.md").read_text().split("## Not synced")
+    compare.write_page(tmp_path / "page", rounds)
+    durable, unsynced = (tmp_path / "page").read_text().split("## Not synced")
     assert "| producer | 300 | 100 |" in durable
     assert "900" not in durable
     assert "| producer | 900 |" in unsynced
@@ -54,7 +54,7 @@ def test_the_groups_have_tables_of_their_own(rounds: Rounds, tmp_path: Path) -> 
 def test_a_second_run_replaces_the_figures_and_keeps_the_text(
     rounds: Rounds, tmp_path: Path
 ) -> None:
-    page = tmp_path / "page.md"
+    page = tmp_path / "page"
     page.write_text(f"before\n{compare.BEGIN}\nold\n{compare.END}\nafter\n")
     for _ in range(2):
         compare.write_page(page, rounds)
