@@ -201,6 +201,7 @@ def faults(session: nox.Session) -> None:
         "read",
         "spark",
         "start",
+        "compare",
     ],
 )
 def bench(session: nox.Session, name: str) -> None:

@@ -79,6 +79,7 @@ def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
             # Hooks may trust the columns.
             check_columns(request.batch)
             checked = True
+
         found = hook.before_batch(request)
         if found is not request:
             same_target = found._replace(batch=request.batch, body_crcs=None) == request._replace(
@@ -90,6 +91,7 @@ def before_batch(hooks: Sequence[PutHook], request: PutRequest) -> PutRequest:
                     field="hook",
                     limit="as many rows, the same queue",
                 )
+
             if found.batch is not request.batch:
                 # The bodies may be others.
                 found = found._replace(body_crcs=None)
