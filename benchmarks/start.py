@@ -47,7 +47,8 @@ from raymq.store.base.files import Files
 paths, files, clock = ClusterPaths(sys.argv[1]), Files(), Clock()
 files.make_dirs(paths.root, 0o700)
 try:
-    owned = owned_ray.start_owned(paths, files=files, clock=clock, progress=lambda line: None)
+    quiet = {"progress": lambda line: None, "meanwhile": lambda: __import__("ray")}
+    owned = owned_ray.start_owned(paths, files=files, clock=clock, **quiet)
     with ray_host.session(ray_host.RayTarget(address=owned.address, owned=owned)) as ray:
         class Bare:
             def ping(self):

@@ -5,6 +5,7 @@ The call is the same after a crash, in a new Ray and with a new version.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -342,6 +343,8 @@ class _Start(DirectoryCall):
                 progress=self.report,
                 loopback=loopback,
                 timeout_s=self.left_s,
+                # This process needs it next, and has nothing else to do.
+                meanwhile=lambda: importlib.import_module("ray"),
             )
         except RayMQError:
             # If a Ray is left, `stop` needs the record to end it.

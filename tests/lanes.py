@@ -1,4 +1,4 @@
-"""The whole suite as plain pytests, two or three at a time: `python -m tests` without the names of tests.
+"""The whole suite as plain pytests, two at a time: `python -m tests` without the names of tests.
 
 Each lane is one pytest process with its own output in build/tests. Most of the time of a lane with Rays or JVMs is
 waiting, so that another one beside it costs little. The summary of all of them is printed last, as one of pytest.
@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: output and durations of the last run
 BUILD = ROOT / "build" / "tests"
 DURATIONS = ROOT / "build" / "durations.json"
-#: lanes that run at the same time: two on a user's machine, three for a thorough run, which waits more
-QUICK_SLOTS, SLOTS = 2, 3
+#: lanes that run at the same time
+SLOTS = 2
 #: between two lines of progress, and two looks at the lanes
 REPORT_S, LOOK_S = 30.0, 0.2
 #: a lane that was interrupted ends what it began in this time
@@ -178,16 +178,15 @@ def run_lanes(
     begun: float,
     waits: list[float],
 ) -> list[Running]:
-    """Run some lanes, some at a time, to their ends. Ctrl-C and SIGTERM end them in order.
+    """Run some lanes, SLOTS at a time, to their ends. Ctrl-C and SIGTERM end them in order.
 
     Args: `waits` gets the `core_wait` of now and then.
     """
     waiting, running, ended = list(lanes), [], []
-    slots = QUICK_SLOTS if quick else SLOTS
     reported = time.monotonic()
     try:
         while waiting or running:
-            while waiting and len(running) < slots:
+            while waiting and len(running) < SLOTS:
                 running.append(Running(waiting.pop(0), words, quick=quick))
             time.sleep(LOOK_S)
             for each in [each for each in running if each.process.poll() is not None]:

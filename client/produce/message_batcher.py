@@ -70,6 +70,9 @@ class MessageBatcher:
 
         `flushes_at_exit`: whether the end of the program waits for receipts; False: the owner sees to that.
         """
+        # pyarrow looks for pandas when it makes its first value. At the end of a program, when lingering messages are
+        # sent, pandas cannot be imported any more.
+        pa.scalar(None)
         self.owner = owner
         self._future_type = future_type
         self._clock = clock or Clock()

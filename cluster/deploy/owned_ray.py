@@ -19,6 +19,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,10 +72,12 @@ def start_owned(
     progress: Progress,
     loopback: bool = True,
     timeout_s: float = _START_TIMEOUT_S,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> OwnedRay:
     """Start a Ray that outlives this process, and return when it accepts connections.
 
-    Args: `loopback`: it listens on 127.0.0.1 only, else on all addresses of the machine.
+    Args: `loopback`: it listens on 127.0.0.1 only, else on all addresses of the machine. `meanwhile`: called while it
+    starts.
     Raises: Unavailable with the end of its log when it does not come up within `timeout_s`. A Ray whose processes make
     progress at that time gets up to a minute more.
     """
@@ -91,7 +94,7 @@ def start_owned(
     while True:
         attempt_ms = clock.monotonic_ms()
         try:
-            owned = _start_once(paths, loopback, deadline_ms, files=files, clock=clock)
+            owned = _start_once(paths, loopback, deadline_ms, meanwhile, files=files, clock=clock)
             progress(f"Ray runs at {owned.address}")
             return owned
         except Unavailable as error:
@@ -148,7 +151,13 @@ def stop_owned(paths: ClusterPaths, *, files: Files, clock: Clock) -> list[int]:
 
 
 def _start_once(
-    paths: ClusterPaths, loopback: bool, deadline_ms: int, *, files: Files, clock: Clock
+    paths: ClusterPaths,
+    loopback: bool,
+    deadline_ms: int,
+    meanwhile: Callable[[], object],
+    *,
+    files: Files,
+    clock: Clock,
 ) -> OwnedRay:
     mark = secrets.token_hex(8)
     # Short: Ray puts sockets into it, and the path of a socket has at most 107 bytes.
@@ -183,8 +192,7 @@ def _start_once(
     # Recorded before it is up, so that `stop` finds it if this start is interrupted now.
     ray_host.save_target(paths, RayTarget(address=owned.address, owned=owned), files)
     try:
-        # This process needs it next, and has nothing else to do while Ray starts.
-        importlib.import_module("ray")
+        meanwhile()
         node = _wait_started(paths, owned, deadline_ms, files=files, clock=clock)
         if client_port is not None:
             _check_client_port(owned, client_port, files)
