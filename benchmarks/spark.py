@@ -268,8 +268,8 @@ class Floors(NamedTuple):
     staged_copy: float
     #: rounds gave 0.88 to 1.16
     direct_copy: float
-    #: at most. On Spark 4 a Python sink that drops its rows takes 1.5 to 1.9 times as long as the whole first write to
-    #: Kafka, because Spark starts a Python for each step: plan, task, commit
+    #: at most. On Spark 4 a Python sink that drops its rows takes 1.7 times as long as the whole first write to Kafka,
+    #: because Spark starts a Python for each step: search, plan, task, commit
     first_write: float
 
 
