@@ -18,6 +18,8 @@ logger = logging.getLogger("raymq.producer")
 
 #: how long a batch that cannot be written yet is kept open before the next check
 STALLED_S = 0.005
+#: entries among which closed batches do not matter
+SWEEP_MIN = 1024
 
 
 class LingerQueue:
@@ -41,6 +43,8 @@ class LingerQueue:
         self._delivery_timeout_s = delivery_timeout_s
         #: open batches, and some that are closed already
         self.by_due_time: deque[OpenBatch] = deque()
+        #: with so many entries the closed ones are taken out
+        self._sweep_at = SWEEP_MIN
         #: shard senders that the thread has write, besides those of due batches
         self._to_write: set[ShardSender] = set()
         self._thread: threading.Thread | None = None
@@ -53,6 +57,10 @@ class LingerQueue:
         # Those that were answered in time are closed already.
         while self.by_due_time and self.by_due_time[0].closed:
             self.by_due_time.popleft()
+        # An open one may keep closed ones after it for long, while its shard is away.
+        if len(self.by_due_time) >= self._sweep_at:
+            self.by_due_time = deque(each for each in self.by_due_time if not each.closed)
+            self._sweep_at = max(SWEEP_MIN, 2 * len(self.by_due_time))
         self.by_due_time.append(batch)
         if self._wakes_s > batch.due_s:
             self._wake()

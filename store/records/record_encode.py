@@ -111,8 +111,8 @@ def encode_batch(
     """Encode the parts of a batch that need no put lock. The batch must have passed `check_put`.
 
     Args: `stamp` is that of row 0; None writes none. `born_host` is that of rows that name none, and defaults to
-    `store_host`; IPv6 sets the sys_flag bits. `small` is what `check_put` returned. `crcs`: of
-    the bodies, if they are known; None: they are computed.
+    `store_host`; IPv6 sets the sys_flag bits. `small` is what `check_put` returned. `crcs`: of the
+    bodies, if they are known; None: they are computed.
     Raises: Rejected for a stamp or host that cannot be written.
     """
     store_bytes = fmt.pack_host(*store_host)

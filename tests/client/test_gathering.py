@@ -12,9 +12,12 @@ from unittest.mock import patch
 import pytest
 
 from raymq.client.produce.async_producer import AsyncProducer
+from raymq.client.produce.linger import SWEEP_MIN, LingerQueue
+from raymq.client.produce.open_batch import OpenBatch
 from raymq.client.produce.producer import Producer
 from raymq.client.produce.queue_sequence import BatchReceipt
 from raymq.client.produce.send_future import BatchFuture, wake_callers
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.records.record import SMALL_ROWS_MAX, SmallBatch
 from tests.support.fake_backend import FakeBackend, FakeCluster, open_batch
@@ -209,6 +212,24 @@ def test_without_a_linger_time_a_message_leaves_when_the_one_before_it_is_given_
     backend.release()
     with contextlib.suppress(DeliveryUnknown):
         second.result(30)
+
+
+def test_closed_batches_do_not_pile_up_after_an_open_one() -> None:
+    def batch() -> OpenBatch:
+        due_s = Clock().monotonic() + FOREVER_MS
+        return OpenBatch(("t", 0), "quorum", 0.0, due_s, None, None, 0)
+
+    queue = LingerQueue(threading.Condition(), Clock(), linger_s=0, delivery_timeout_s=FOREVER_MS)
+    first = batch()
+    with queue._changed:
+        queue.add(first)
+        for _ in range(5 * SWEEP_MIN):
+            later = batch()
+            queue.add(later)
+            later.closed = True
+            assert len(queue.by_due_time) <= SWEEP_MIN
+        assert queue.by_due_time[0] is first
+        queue.end()
 
 
 def test_a_message_waits_only_for_what_was_under_way_before_it(
