@@ -5,7 +5,7 @@ queries by key, id and time, tag filters and SQL92 filters.
 """
 
 # The folders, from the outermost layer to the innermost; each imports only those after it (`lint-imports`):
-# embedded engine tools services config_files compaction delay put index queues log records state config base
+# embedded engine tools services config_files compaction delay put index queues log groups records state config base
 
 from __future__ import annotations
 

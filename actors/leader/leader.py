@@ -38,6 +38,7 @@ from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice,
 from .appender import AppendedPut, Appender
 from .delays import Delays
 from .disk_losses import DiskLosses
+from .group_service import GroupService
 from .leader_report import LeaderReport
 from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
@@ -113,6 +114,8 @@ class Leader(ReplicaRole):
             self._expect_acknowledged()
 
         self._delays = Delays(parts, self.await_promise)
+        #: the consumer groups that this shard coordinates, and the claims on its queues
+        self.groups = GroupService(self, parts.clock)
         self.acks = PutAcks(parts, rows, self.counters, self._dispatcher.wake, latency=latency)
         self.appender = Appender(self._append, self.acks.report_appended)
         self.report = LeaderReport(
@@ -163,6 +166,7 @@ class Leader(ReplicaRole):
         return {
             "append": lambda: self.appender.run(lambda: self._ended),
             "delays": self._delays.run,
+            "groups": self.groups.run,
         }
 
     # --- puts -------------------------------------------------------------------------------------
@@ -303,6 +307,7 @@ class Leader(ReplicaRole):
         self._ended = True
         self.appender.wake()
         self._delays.stop()
+        self.groups.stop()
 
     def end(self) -> None:
         """See `ReplicaRole.end`."""

@@ -69,9 +69,14 @@ A shard that is being added does not answer those that are about all shards: des
     add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
     set_schema(name, schema)                                        {changed, shards: the joined}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
-    commit_offsets(group, topic, offsets)                           {}
+    commit_offsets(group, topic, offsets, numbers, seeks)           {}; with numbers {fenced: {queue_id: [number,
+                                                                      member]}}: of these nothing is stored
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
+    find_coordinator(group)                                         {shard}; shard 0 answers
+    group_beat(beats)                                               {answers}: of each heartbeat its assignment or
+                                                                      error, see store/groups/heartbeat.py
+    claim_queues(group, topic, member, numbers)                     {offsets: {queue_id: next offset}, fenced}
     init_producer(producer_id)                                      {epoch}
     known_producers(producer_ids)                                   {producer_ids: those that are known}
     fence_producer(producer_id, epoch, topic)                       {sequences: {queue_id: next sequence}}

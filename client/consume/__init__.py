@@ -3,6 +3,10 @@
 consumer         `Consumer`, which blocks
 async_consumer   `AsyncConsumer`, for asyncio
 consumer_config  options, defaults and checks of both
+member_queues    the queues of a consumer that shares a topic with its group: they come and go
+membership       its membership in the group: heartbeats, claims, what its program has to do
+group_member     the same as a state machine without I/O
+heartbeats       sends the heartbeats of all members of a process
 assigned_queues  the queues that a consumer reads, and how far
 shard_reader     reads ahead from one shard
 range_reader     reads one queue by offset, for Spark tasks, queues and checks

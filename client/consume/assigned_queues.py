@@ -144,11 +144,12 @@ class AssignedQueues:
         timeout_s: float | None,
         *,
         ready_only: bool = False,
+        is_over: Callable[[], bool] = bool,
     ) -> FetchedRecords | None:
         """Take the next records of one queue and move its position after them. None: there are none in time.
 
         Args: `taken`: a list to which they are added. An interrupt may prevent the return. `ready_only`: do not wait,
-        and raise no failure of a shard.
+        and raise no failure of a shard. `is_over`: ends the wait early; called with the lock, after each change.
         Raises: Rejected once it is closed; the failure of a queue or a shard.
         """
         state = self.state
@@ -162,6 +163,7 @@ class AssignedQueues:
                         or state.queue_errors
                         or state.fatal_error
                         or state.closed
+                        or is_over()
                     ),
                     timeout_s,
                 )
@@ -203,12 +205,14 @@ class AssignedQueues:
                 state.ahead[fetched.shard] += 1
                 self.positions[fetched.queue_id] = fetched.first_offset
 
-    def next_message(self, max_records: int, timeout_s: float | None) -> ReceivedMessage | None:
+    def next_message(
+        self, max_records: int, timeout_s: float | None, *, is_over: Callable[[], bool] = bool
+    ) -> ReceivedMessage | None:
         """Take one message. Any other call gives the rest of those that were taken with it back first.
 
-        Args: `max_records`: that are taken together. Raises: as `take`.
+        Args: `max_records`: that are taken together. `is_over`: as of `take`. Raises: as `take`.
         """
-        if not self._iterating and not self._begin_iterating(max_records, timeout_s):
+        if not self._iterating and not self._begin_iterating(max_records, timeout_s, is_over):
             return None
         self.check_open()
         message = self._iterating[0]
@@ -217,11 +221,13 @@ class AssignedQueues:
         del self._iterating[0]
         return message
 
-    def _begin_iterating(self, max_records: int, timeout_s: float | None) -> bool:
+    def _begin_iterating(
+        self, max_records: int, timeout_s: float | None, is_over: Callable[[], bool]
+    ) -> bool:
         """Take the next messages for iteration. Returns: whether there are any."""
         taken: list[FetchedRecords] = []
         try:
-            fetched = self.take(taken, max_records, timeout_s)
+            fetched = self.take(taken, max_records, timeout_s, is_over=is_over)
             if fetched is None:
                 return False
             messages = deque(received_messages(fetched.shard, fetched.records))
@@ -232,6 +238,11 @@ class AssignedQueues:
         except BaseException:
             self.put_back(taken)
             raise
+
+    @property
+    def iterated_queue(self) -> int | None:
+        """The queue whose messages `next_message` returns without a further `take`; None: there are none."""
+        return self._iterating_fetched.queue_id if self._iterating else None
 
     def _give_back(self) -> None:
         """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sized
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -17,10 +19,10 @@ from raymq.client.handle import ClusterHandle
 from raymq.client.messages.received import ReceivedMessage
 from raymq.client.unclosed import OpenClient
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Rejected, require
 
 from .consumer import Consumer
-from .consumer_config import ConsumerConfig, ConsumerOptions
+from .consumer_config import ConsumerConfig, ConsumerOptions, QueuesCallback
 
 _Found = TypeVar("_Found", bound=Sized)
 
@@ -54,11 +56,16 @@ class AsyncConsumer(OpenClient):
     Args:
         cluster: the cluster to read from.
         topic: an existing topic.
-        group: the name under which `commit` stores offsets; None (default) means that nothing can be committed.
+        group: the name under which `commit` stores offsets, at most 248 characters; None (default) means that nothing
+            can be committed. Consumers with the same group share the topic: each queue is read by one of them, its
+            *member*. A member that ends or falls silent loses its queues to the others. To read every message in each
+            of several programs, give them different groups, or none.
         start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
             {queue_id: offset}. None (default) is refused if some queue has no committed offset.
-        queues: the queue ids to read; None (default) reads all, also those that the topic gets later: from their first
-            message, at most 30 s later. A group that was away begins those at their first message, too.
+        queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
+            member; also those that the topic gets later: from their first message, at most 30 s later. A group that
+            was away begins those at their first message, too. A consumer with `queues` is no member of its group: it
+            shares nothing, and its commit is refused while a member has the queue.
         fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
         fetch_records: messages per fetch (default 10,000).
         unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
@@ -67,6 +74,16 @@ class AsyncConsumer(OpenClient):
             and prefers a follower there. Without one it reads from any other follower, or else from the leader. A
             follower learns up to 0.2 s later what is confirmed. The consumer leaves it when it lags by more than a
             second.
+        instance_id: of a member, a name that outlives its process, at most 255 characters; None (default): none. A
+            newer process with that name takes the place of the older one, whose calls raise Fenced.
+        session_timeout_s: of a member, seconds without a heartbeat after which others get its queues (default 15, 1 to
+            1,800). A thread sends heartbeats, so long work between two polls costs no membership.
+        revoke_timeout_s: of a member, seconds that it may keep a queue which it has to give to another one (default
+            10). It gives queues up in `poll` and iteration. One that takes longer is removed after its session.
+        on_assigned: of a member, called with [(topic, queue_id)...] that it reads from now on, during `poll`. It may be
+            a coroutine function.
+        on_revoked: of a member, called with [(topic, queue_id)...] that it has to give up. It may be a coroutine
+            function, and commit.
         clock: the source of time, for tests.
 
     Guarantees:
@@ -77,6 +94,7 @@ class AsyncConsumer(OpenClient):
         OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
+        Fenced: a newer process with the same `instance_id` has joined; from `commit`: another member has some queues.
     """
 
     made_as = ("consumer", "async_consumer")
@@ -104,7 +122,7 @@ class AsyncConsumer(OpenClient):
         self._made: Consumer | None = None
         #: set after a fetch, a failure or the end, and when a wait is over
         self._changed = asyncio.Event()
-        self._closed = False
+        self._closed = self._keeps_place = False
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -156,11 +174,31 @@ class AsyncConsumer(OpenClient):
         return consumer
 
     def _make_in_thread(self) -> Consumer:
-        made = self._made = Consumer(self._cluster, self.topic, clock=self._clock, **self._options)
+        options = self._options.copy()
+        on_assigned, on_revoked = options.get("on_assigned"), options.get("on_revoked")
+        if on_assigned is not None:
+            options["on_assigned"] = partial(self._call_in_loop, on_assigned)
+        if on_revoked is not None:
+            options["on_revoked"] = partial(self._call_in_loop, on_revoked)
+        made = self._made = Consumer(self._cluster, self.topic, clock=self._clock, **options)
+        # Its calls must not block the loop.
+        made.steps_by_itself = False
         if self._closed:
             # The loop that waited for it has ended.
             made.close()
         return made
+
+    def _call_in_loop(self, callback: QueuesCallback, queues: list[tuple[str, int]]) -> None:
+        """Run a callback, which may be a coroutine function, in the loop. Callers: a thread that may wait."""
+
+        async def call() -> None:
+            result = callback(queues)
+            if inspect.isawaitable(result):
+                await result
+
+        loop = self._loop
+        require(loop is not None, "a callback runs after the consumer has begun to open")
+        asyncio.run_coroutine_threadsafe(call(), loop).result()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -172,22 +210,26 @@ class AsyncConsumer(OpenClient):
         Raises: as `Consumer.poll`.
         """
         consumer = await self._open()
-        return await self._wait(lambda: consumer.poll(max_records, 0), timeout)
+        return await self._wait(consumer, lambda: consumer.poll(max_records, 0), timeout)
 
     async def poll_batch(
         self, max_records: int = 10_000, timeout: float | None = 1.0
     ) -> pa.RecordBatch:
         """Like `poll`, but Arrow columns of one queue, as `Consumer.poll_batch` returns them."""
         consumer = await self._open()
-        return await self._wait(lambda: consumer.poll_batch(max_records, 0), timeout)
+        return await self._wait(consumer, lambda: consumer.poll_batch(max_records, 0), timeout)
 
-    async def _wait(self, poll: Callable[[], _Found], timeout: float | None) -> _Found:
+    async def _wait(
+        self, consumer: Consumer, poll: Callable[[], _Found], timeout: float | None
+    ) -> _Found:
         """The result of `poll`, once it is not empty or the time is up."""
         loop = asyncio.get_running_loop()
         limit_s = wait_s(timeout)
         deadline_s = loop.time() + (math.inf if limit_s is None else limit_s)
         while True:
             self._changed.clear()
+            if consumer.has_news:
+                await asyncio.to_thread(consumer.step)
             found = poll()
             left = deadline_s - loop.time()
             if len(found) or left <= 0:
@@ -212,6 +254,8 @@ class AsyncConsumer(OpenClient):
         consumer = await self._open()
         while True:
             self._changed.clear()
+            if consumer.has_news:
+                await asyncio.to_thread(consumer.step)
             message = consumer.next_message(0)
             if message is not None:
                 return message
@@ -236,6 +280,10 @@ class AsyncConsumer(OpenClient):
             )
         return self._consumer
 
+    def assignment(self) -> dict[tuple[str, int], int]:
+        """(topic, queue id) -> number of the grant: `Consumer.assignment`. Raises: Rejected before it is open."""
+        return self._opened().assignment()
+
     async def seek(self, queue_id: int, offset: int | str) -> None:
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         consumer = await self._open()
@@ -247,9 +295,11 @@ class AsyncConsumer(OpenClient):
         Cancelling the wait does not cancel the commit. Durable: as an acknowledged message.
         Raises: as `Consumer.commit`.
         """
-        consumer = await self._open()
+        # `on_revoked` may commit while `close` goes on.
+        is_closing = self._closed and self._consumer is not None
+        consumer = self._opened() if is_closing else await self._open()
         # Messages that are returned during the call are not committed.
-        wanted = consumer.positions() if offsets is None else dict(offsets)
+        wanted = consumer.uncommitted() if offsets is None else dict(offsets)
         await asyncio.to_thread(consumer.commit, wanted)
 
     async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
@@ -267,12 +317,13 @@ class AsyncConsumer(OpenClient):
 
     # --- end --------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Stop reading. No offset is committed. A second call does nothing. A cancelled call closes it, too.
+    async def close(self, *, keep_place: bool = False) -> None:
+        """Stop reading, and leave the group, after `on_revoked`. No offset is committed.
 
-        Any event loop may call it.
+        A second call does nothing. A cancelled call closes it, too. Any event loop may call it.
+        Args: `keep_place`: as of `Consumer.close`.
         """
-        self._closed = True
+        self._closed, self._keeps_place = True, keep_place
         if self._is_elsewhere():
             # The tasks of the other loop may never end: it may be closed.
             if self._made is not None:
@@ -286,7 +337,7 @@ class AsyncConsumer(OpenClient):
         if self._opening is not None:
             await asyncio.wait({self._opening})
         if self._consumer is not None:
-            await asyncio.to_thread(self._consumer.close)
+            await asyncio.to_thread(self._consumer.close, keep_place=self._keeps_place)
 
     async def __aenter__(self) -> AsyncConsumer:
         await self._open()

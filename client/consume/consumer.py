@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ from raymq.store.state.topics import dlq_topic, retry_topic
 
 from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start
+from .member_queues import MemberQueues
 from .shard_reader import FetchedRecords, ReadState
 
 #: messages that iteration takes at a time
@@ -66,11 +68,15 @@ class Consumer(OpenClient):
         cluster: the cluster to read from.
         topic: an existing topic.
         group: the name under which `commit` stores offsets, at most 248 characters; None (default) means that nothing
-            can be committed. Consumers of one group do not share queues among themselves: give each its own `queues`.
+            can be committed. Consumers with the same group share the topic: each queue is read by one of them, its
+            *member*. A member that ends or falls silent loses its queues to the others. To read every message in each
+            of several programs, give them different groups, or none.
         start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
             {queue_id: offset}. None (default) is refused if some queue has no committed offset.
-        queues: the queue ids to read; None (default) reads all, also those that the topic gets later: from their first
-            message, at most 30 s later. A group that was away begins those at their first message, too.
+        queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
+            member; also those that the topic gets later: from their first message, at most 30 s later. A group that
+            was away begins those at their first message, too. A consumer with `queues` is no member of its group: it
+            shares nothing, and its commit is refused while a member has the queue.
         fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
         fetch_records: messages per fetch (default 10,000).
         unavailable_timeout_ms: milliseconds for which a shard may be unreachable before a read raises Unavailable
@@ -79,6 +85,14 @@ class Consumer(OpenClient):
             and prefers a follower there. Without one it reads from any other follower, or else from the leader. A
             follower learns up to 0.2 s later what is confirmed. The consumer leaves it when it lags by more than a
             second.
+        instance_id: of a member, a name that outlives its process, at most 255 characters; None (default): none. A
+            newer process with that name takes the place of the older one, whose calls raise Fenced.
+        session_timeout_s: of a member, seconds without a heartbeat after which others get its queues (default 15, 1 to
+            1,800). A thread sends heartbeats, so long work between two polls costs no membership.
+        revoke_timeout_s: of a member, seconds that it may keep a queue which it has to give to another one (default
+            10). It gives queues up in `poll` and iteration. One that takes longer is removed after its session.
+        on_assigned: of a member, called with [(topic, queue_id)...] that it reads from now on, in the thread of `poll`.
+        on_revoked: of a member, called with [(topic, queue_id)...] that it has to give up. It may commit.
         clock: the source of time, for tests.
 
     Guarantees:
@@ -91,6 +105,7 @@ class Consumer(OpenClient):
         OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
+        Fenced: a newer process with the same `instance_id` has joined; from `commit`: another member has some queues.
     """
 
     made_as = ("consumer", "consumer")
@@ -124,20 +139,9 @@ class Consumer(OpenClient):
         self._route = self._routes.topics.find(topic)
         #: the columns of `poll_batch` stay as they are
         self._values = self._route.values
-        wanted = list(range(self._route.queues) if config.queues is None else config.queues)
-        if not wanted:
-            raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
-
-        shards = sorted({self._route.shard_of(queue_id) for queue_id in wanted})
-        # The wire takes no other integers, such as numpy's.
-        wanted = list(map(int, wanted))
-
         state = ReadState(
             topic, config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms
         )
-        begins = self._begin(wanted, shards, config.start, state.chosen)
-        if config.queues is None:
-            state.look_for_queues = partial(self._routes.topics.look_for_queues, self._weakly())
         self._assigned = AssignedQueues(
             self._routes,
             state,
@@ -145,7 +149,48 @@ class Consumer(OpenClient):
             read_from=config.read_from,
             unavailable_timeout_ms=config.unavailable_timeout_ms,
         )
+        #: None: the consumer is no member of a group
+        self._member: MemberQueues | None = None
+        #: the asynchronous consumer lets its own loop do what the membership asks for
+        self.steps_by_itself = True
+        try:
+            if config.is_member:
+                self._join(config, clock)
+            else:
+                self._read_fixed(config)
+        except BaseException:
+            self._assigned.end()
+            raise
+
+    def _read_fixed(self, config: ConsumerConfig) -> None:
+        """Read the queues that the caller names, or all."""
+        queues = range(self._route.queues) if config.queues is None else config.queues
+        if not list(queues):
+            raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
+        shards = sorted({self._route.shard_of(queue_id) for queue_id in queues})
+        # The wire takes no other integers, such as numpy's.
+        wanted = list(map(int, queues))
+
+        state = self._assigned.state
+        begins = self._begin(wanted, shards, config.start, state.chosen)
+        if config.queues is None:
+            state.look_for_queues = partial(self._routes.topics.look_for_queues, self._weakly())
         self._assigned.add({each: begins[each] for each in wanted}, self._route.shard_of)
+
+    def _join(self, config: ConsumerConfig, clock: Clock | None) -> None:
+        """Become a member of the group, and wait for its first queues."""
+
+        def begin(queues: list[int]) -> dict[int, int]:
+            self._route = self._routes.topics.find(self.topic)
+            shards = sorted({self._route.shard_of(queue_id) for queue_id in queues})
+            return self._begin(queues, shards, config.start, self._assigned.state.chosen)
+
+        self._member = MemberQueues(self._routes, self.topic, self._assigned, config, clock, begin)
+        try:
+            self._member.await_first(config.unavailable_timeout_ms)
+        except BaseException:
+            self._member.leave(keeps_place=False)
+            raise
 
     # --- where to begin ---------------------------------------------------------------------------
 
@@ -305,7 +350,20 @@ class Consumer(OpenClient):
     def next_message(self, timeout: float | None = 1.0) -> ReceivedMessage | None:
         """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
         self._check_process()
-        return self._assigned.next_message(ITERATED_TOGETHER, wait_s(timeout))
+        timeout_s = wait_s(timeout)
+        if self._member is None:
+            return self._assigned.next_message(ITERATED_TOGETHER, timeout_s)
+
+        queue_id = self._assigned.iterated_queue
+        if queue_id is None or self._member.has_news or not self._member.may_return(queue_id):
+            taken: list[FetchedRecords] = []
+            try:
+                if self._take_as_member(self._member, taken, ITERATED_TOGETHER, timeout_s) is None:
+                    return None
+            finally:
+                self._assigned.put_back(taken)
+            timeout_s = 0.0
+        return self._assigned.next_message(ITERATED_TOGETHER, timeout_s)
 
     def _take(
         self,
@@ -319,7 +377,58 @@ class Consumer(OpenClient):
         check_number("max_records", max_records, 1)
         timeout_s = wait_s(timeout)
         self._check_process()
-        return self._assigned.take(taken, max_records, timeout_s, ready_only=ready_only)
+        if self._member is None:
+            return self._assigned.take(taken, max_records, timeout_s, ready_only=ready_only)
+        return self._take_as_member(
+            self._member, taken, max_records, timeout_s, ready_only=ready_only
+        )
+
+    def _take_as_member(
+        self,
+        member: MemberQueues,
+        taken: list[FetchedRecords],
+        max_records: int,
+        timeout_s: float | None,
+        *,
+        ready_only: bool = False,
+    ) -> FetchedRecords | None:
+        """See `_take`. Queues come and go meanwhile, and nothing is returned of those that another member may have."""
+        deadline_s = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
+        while True:
+            if self.steps_by_itself:
+                member.step()
+            left_s = max(0.0, deadline_s - self._clock.monotonic())
+            wait = None if left_s == math.inf else left_s
+            fetched = self._assigned.take(
+                taken, max_records, wait, ready_only=ready_only, is_over=lambda: member.has_news
+            )
+            if fetched is not None:
+                if member.may_return(fetched.queue_id):
+                    return fetched
+                self._assigned.put_back([taken.pop()])
+            if ready_only or not left_s or not self.steps_by_itself:
+                return None
+            if fetched is not None:
+                member.wait_until_certain(wait)
+
+    def assignment(self) -> dict[tuple[str, int], int]:
+        """(topic, queue id) -> number of the grant, of a member's queues. Empty while it cannot know them.
+
+        The number is never used again. A consumer that is no member has 0 for each queue.
+        """
+        if self._member is None:
+            return {(self.topic, queue_id): 0 for queue_id in self.positions()}
+        return self._member.membership.assignment()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `step` has something to do."""
+        return self._member is not None and self._member.has_news
+
+    def step(self) -> None:
+        """Do what the membership asks for, as `poll` does by itself. Raises: as `poll`."""
+        if self._member is not None:
+            self._member.step()
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
@@ -336,6 +445,10 @@ class Consumer(OpenClient):
         """queue_id -> offset of the next message."""
         return dict(self._assigned.positions)
 
+    def uncommitted(self) -> dict[int, int]:
+        """queue_id -> offset that `commit` stores. In `on_revoked`, the queues that are given up are among them."""
+        return self.positions() if self._member is None else self._member.positions()
+
     def seek(self, queue_id: int, offset: int | str) -> None:
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         self._assigned.check_open()
@@ -350,6 +463,8 @@ class Consumer(OpenClient):
         with self._assigned.state.changed:
             self._assigned.check_open()
             self._assigned.seek(queue_id, int(offset), is_chosen=is_chosen)
+        if self._member is not None:
+            self._member.note_seek(queue_id)
 
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
@@ -357,15 +472,20 @@ class Consumer(OpenClient):
         Durable: as an acknowledged message.
 
         Raises:
-            Rejected: the consumer has no group.
+            Rejected: the consumer has no group; or it is no member, and a member has a queue.
+            Fenced: another member has some of the queues now. The offsets of the others are stored.
             OffsetOutOfRange: a queue does not hold its offset. None of that shard's offsets is stored then.
             Unavailable: a shard does not answer.
         """
         self._check_group("cannot commit")
         self._check_process()
         self._assigned.check_open()
-        wanted = self.positions() if offsets is None else dict(offsets)
+        wanted = self.uncommitted() if offsets is None else dict(offsets)
         check_offsets(wanted)
+        if self._member is not None:
+            self._member.commit({int(queue_id): wanted[queue_id] for queue_id in wanted})
+            return
+
         shards = {queue_id: self._assigned.shard_of(queue_id) for queue_id in wanted}
         for shard in sorted(set(shards.values())):
             own = {str(each): int(wanted[each]) for each in wanted if shards[each] == shard}
@@ -425,7 +545,9 @@ class Consumer(OpenClient):
         """queue_id -> committed offset of the group. Queues without one are missing."""
         self._check_group("has no offsets")
         self._assigned.check_open()
-        return self._committed(self._assigned.shards)
+        if self._member is None:
+            return self._committed(self._assigned.shards)
+        return self._committed(sorted(set(self._route.shards)))
 
     def _committed(self, shards: list[int]) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -451,12 +573,26 @@ class Consumer(OpenClient):
 
     # --- end --------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Stop reading. No offset is committed."""
+    def close(self, *, keep_place: bool = False) -> None:
+        """Stop reading, and leave the group, after `on_revoked`. No offset is committed.
+
+        Args: `keep_place`: of a member with `instance_id`: its queues wait for the next process of the instance, for
+        one session timeout (default False: other members get them at once).
+        Raises: Rejected for `keep_place` without `instance_id`.
+        """
         if forks.count != self._forks:
             return
-        self._assigned.end()
-        self._assigned.join()
+        member = None if self._assigned.state.closed else self._member
+        if member is not None:
+            member.check_keeps_place(keep_place)
+        try:
+            if member is not None:
+                member.revoke_all()
+        finally:
+            self._assigned.end()
+            self._assigned.join()
+            if member is not None:
+                member.leave(keeps_place=keep_place)
 
     def __del__(self) -> None:
         if "_assigned" not in self.__dict__ or self._assigned.state.closed:
@@ -467,6 +603,8 @@ class Consumer(OpenClient):
         if not sys.is_finalizing():
             # The collector may run on any thread, so it must not wait.
             self._assigned.end()
+            if self._member is not None:
+                self._member.membership.end()
         warn_unclosed(self, self.name, "use it in a with block, or call close()")
 
     def __enter__(self) -> Consumer:

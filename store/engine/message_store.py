@@ -32,6 +32,8 @@ from raymq.store.config.delay_levels import DEFAULT_LEVELS
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
 from raymq.store.delay.delay_hook import DelayHook, LevelGuard
+from raymq.store.groups.claims import ClaimTable
+from raymq.store.groups.group_table import GroupTable
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Query
@@ -100,7 +102,11 @@ class MessageStore:
             expiry_ms=int(log.config.producer_expiry_hours * 3_600_000),
             limit_option=log.config.producer_limit_option,
         )
-        self.state = ShardState(producers)
+        #: the consumer groups that this shard coordinates
+        self.groups = GroupTable()
+        #: the members that may commit offsets of this shard's queues
+        self.claims = ClaimTable()
+        self.state = ShardState(producers, (self.groups, self.claims))
         self.state.on_options = self._follow_options
         #: called with the put lock when options have changed
         self.on_options: list[Callable[[], None]] = []

@@ -68,6 +68,21 @@ class InnerPut:
             self._check_leads()
             return self._append_state_record(kind, body)
 
+    def put_decided(self, decide: Callable[[], Sequence[tuple[str, bytes]]]) -> AppendedRows | None:
+        """Append records of the internal topic that a decision on the state needs, and apply them.
+
+        Args: `decide`: returns kind and body of each. It is called with the put lock held, so that nothing changes
+        between the decision and its records. A crash may leave the first records only.
+        Returns: the last one; None: the decision needs no record. Raises: as `PutPath.append`, and what `decide`
+        raises.
+        """
+        with self._lock:
+            self._check_leads()
+            appended = None
+            for kind, body in decide():
+                appended = self._append_state_record(kind, body)
+            return appended
+
     def init_producer(self, producer_id: int) -> tuple[int, AppendedRows]:
         """The next epoch of a producer id, and its record.
 

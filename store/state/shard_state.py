@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -39,7 +39,7 @@ UNCLEAN_RECOVERIES = "unclean_recoveries"
 #: in `ShardState.progress`: replica -> the generation in which that replica was complete
 COMPLETE_REPLICAS = "complete_replicas"
 #: in `ShardState.progress`: how many shards the cluster has since some were added. New topics may be on `known` ones,
-#: and are on all of the `joined` ones
+#: and are on all of the `joined` ones. It had `created` ones before
 SHARDS = "shards"
 #: in `ShardState.progress`: option of the store -> what an operator has set while the cluster ran: `value`, `before`,
 #: `at_ms` (wall clock) and `by`
@@ -130,12 +130,33 @@ class Admission(NamedTuple):
 ALL_NEW = Admission(0, UNKNOWN_OFFSET, 0)
 
 
+class StatePart(Protocol):
+    """A part of the state that a layer above keeps, as a function of its own kinds of records."""
+
+    #: the kinds of records that it applies
+    kinds: tuple[str, ...]
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def apply(self, kind: str, value: Mapping[str, Any]) -> None:
+        """Account for one record. Raises: as `ShardState.apply_state_record`."""
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The whole part as records: applied to an empty one, they make this one."""
+
+
 class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
-    def __init__(self, producers: ProducerTable | None = None) -> None:
+    def __init__(
+        self, producers: ProducerTable | None = None, parts: Iterable[StatePart] = ()
+    ) -> None:
+        """Args: `parts`: what layers above keep in the state. No two have the same kind of record."""
         #: sequences and epochs of producers
         self.producers = ProducerTable() if producers is None else producers
+        self._state_parts = tuple(parts)
+        self._part_of_kind = {kind: part for part in self._state_parts for kind in part.kinds}
         #: called with the put lock when options may have been set, or their records were cut off
         self.on_options: Callable[[], None] = _do_nothing
         self.clear()
@@ -157,6 +178,10 @@ class ShardState:
         #: the epoch of the leader that wrote the last record
         self.log_epoch = 0
         self._parts = SnapshotParts()
+        #: topic -> shown queues; None: it has to be made again
+        self._queue_counts: dict[str, int] | None = None
+        for part in self._state_parts:
+            part.clear()
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -254,6 +279,14 @@ class ShardState:
             return 0
         return known + 1
 
+    def queue_counts(self) -> Mapping[str, int]:
+        """topic -> how many of its queues clients may use. Returns: another mapping after each change of a topic."""
+        if self._queue_counts is None:
+            self._queue_counts = {
+                topic.name: topic.queues - topic.hidden_queues for topic in self.topics.values()
+            }
+        return self._queue_counts
+
     def confirmed_topics(self, confirmed: int) -> list[TopicInfo]:
         """The topics below the confirmed end. Args: `confirmed`: that end, as physical offset. Callers: any thread."""
         seen = self._replaced_topics.confirmed_value
@@ -316,6 +349,8 @@ class ShardState:
             self.log_epoch = max(self.log_epoch, int(value["epoch"]))
         elif kind == PROGRESS:
             self._apply_progress(_text(value["service"]), value["set"])
+        elif kind in self._part_of_kind:
+            self._part_of_kind[kind].apply(kind, value)
         return False
 
     def _apply_progress(self, service: str, values: Mapping[str, object]) -> None:
@@ -408,6 +443,9 @@ class ShardState:
         for service, values in self.progress.items():
             for key, value in values.items():
                 yield {"t": "progress", "s": service, "k": key, "v": value}
+        for part in self._state_parts:
+            for kind, record in part.records():
+                yield {"t": "record", "k": kind, "v": record}
 
     def _restore(self, parts: list[list[dict[str, Any]]]) -> None:
         """Replace the state by that of a complete snapshot."""
@@ -437,6 +475,9 @@ class ShardState:
                     self.offsets[_text(row["g"]), _text(row["n"])] = table
                 case "progress":
                     self.progress.setdefault(_text(row["s"]), {})[_text(row["k"])] = row["v"]
+                case "record":
+                    if row["k"] in self._part_of_kind:
+                        self._part_of_kind[row["k"]].apply(row["k"], row["v"])
                 case "entries":
                     entries.append(self._unpack_entries(row))
                 case "epochs":
@@ -480,6 +521,7 @@ class ShardState:
             raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
         pairs = tuple(sorted(attributes.items()))
         former = tuple(int(count) for count in former_queues)
+        self._queue_counts = None
         self.topics[_text(name)] = TopicInfo(
             name, int(queues), ids, pairs, former, int(hidden_queues)
         )

@@ -205,6 +205,7 @@ def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, make: Make) ->
     first = make(group="g", start="earliest")
     poll_all(first, 4)
     first.commit({0: 2, 1: 1})
+    first.close()
     second = make(group="g", start="earliest")
     assert second.positions() == {0: 2, 1: 1, 2: 0, 3: 0}
     assert [m.body for m in poll_all(second, 1)] == [b"c"]

@@ -32,6 +32,7 @@ from raymq.store.records import record
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.state.shard_state import ShardState, TopicInfo
+from tests.support.fake_groups import FakeGroups
 from tests.support.waiting import until
 
 TOKEN = "t0ken"
@@ -87,6 +88,9 @@ class FakeBackend:
         self.unknown = 0
 
         self.clock = Clock()
+        self.groups = FakeGroups(self.state, self.clock)
+        #: of the cluster
+        self.shards = 1
         self.frames: list[tuple[bytes, bytes | None]] = []
         self._changed = Changed()
         self._held: list[Callable[[], None]] | None = None
@@ -328,9 +332,13 @@ class FakeBackend:
             return {str(q): [e.min_offset, e.max_offset] for q, e in entries.items()}
 
         if op == "commit_offsets":
-            table = self.state.offsets.setdefault((args["group"], args["topic"]), {})
-            table.update({int(q): int(o) for q, o in args["offsets"].items()})
-            return {}
+            return self.groups.commit(**args)
+        if op == "find_coordinator":
+            return self.groups.find_coordinator(args["group"], self.shards)
+        if op == "group_beat":
+            return self.groups.beat(args["beats"])
+        if op == "claim_queues":
+            return self.groups.claim(**args)
         if op == "offsets":
             table = self.state.offsets.get((args["group"], args["topic"]), {})
             return {str(q): o for q, o in table.items()}
@@ -378,6 +386,8 @@ class FakeCluster:
         self.delay_levels = DEFAULT_LEVEL_COUNT
         self.replica_endpoints: dict[int, dict[int, str]] = {}
         self.backends = [FakeBackend(shard) for shard in range(shards)]
+        for backend in self.backends:
+            backend.shards = shards
         self.servers: dict[int, Server] = {}
         self.endpoints: dict[int, str] = {}
         self.resolver: Callable[[], dict[int, str]] | None = lambda: dict(self.endpoints)

@@ -20,6 +20,7 @@ from raymq.store.base.errors import (
 from raymq.store.base.status import PutStatus
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
 from tests.support.fake_backend import CLUSTER_ID, TOKEN, FakeBackend, FakeQueue, answer_put
+from tests.support.fake_groups import FakeGroups
 from tests.support.tcp_proxy import TcpProxy
 
 #: operations that every replica answers
@@ -76,6 +77,7 @@ class Replica(FakeBackend):
         """Have the messages of another replica, as a follower that has caught up."""
         with self._changed:
             self.state, self.queues = copy.deepcopy((log.state, log.queues))
+            self.groups = FakeGroups(self.state, self.clock, log.groups)
             self._position = log._position
             self._changed.notify_all()
 
@@ -84,6 +86,7 @@ class Replica(FakeBackend):
         with self._changed:
             log = FakeBackend()
             log.state, log.queues = copy.deepcopy((self.state, self.queues))
+            log.groups = FakeGroups(log.state, log.clock, self.groups)
             log._position = self._position
             return log
 

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 from raymq.actors.api import call_arguments
-from raymq.actors.api.operations import integer, operation, unnamed
+from raymq.actors.api.operations import integer, integers, operation, optional, unnamed
 from raymq.store.base.errors import OffsetOutOfRange
+from raymq.store.base.format import check_group_name
+from raymq.store.groups.claims import Commit
 from raymq.store.services.retry import send_back as put_back
 from raymq.store.state.shard_state import TopicInfo
+from raymq.store.state.topics import QUEUES_MAX
 
+from .groups import fenced_queues
 from .scope import LeaderScope, check_queue, shard_of, topic_of
 
 
 def commit_offsets(
-    leader: LeaderScope, group: str, topic: str, offsets: dict[int, int]
+    leader: LeaderScope,
+    group: str,
+    topic: str,
+    offsets: dict[int, int],
+    numbers: dict[int, int] | None = None,
+    seeks: list[int] | None = None,
 ) -> dict[str, object]:
-    """Store the offsets at which a group goes on."""
+    """Store the offsets at which a group goes on.
+
+    Args: `numbers`: of a member, those of its grants. Without them no member may have any of the queues. `seeks`: the
+    queues whose offset may be lower than before.
+    Returns: with `numbers`, the queues that a newer claim has, as "fenced". The offsets of the others are stored.
+    """
     leader.check_serving()
+    check_group_name(group)
     info = topic_of(leader, topic)
     for queue_id, offset in offsets.items():
         check_queue(leader, info, queue_id)
         _check_offset(leader, info, queue_id, offset)
-    leader.await_promise(leader.store.commit_offsets(group, topic, offsets))
-    return {}
+    if numbers is None:
+        leader.groups.commit_unclaimed(group, topic, offsets)
+        return {}
+
+    commits = {
+        queue_id: Commit(numbers.get(queue_id, 0), offset, queue_id in (seeks or ()))
+        for queue_id, offset in offsets.items()
+    }
+    return {"fenced": fenced_queues(leader.groups.commit(group, topic, commits))}
 
 
 def _check_offset(leader: LeaderScope, info: TopicInfo, queue_id: int, offset: int) -> None:
@@ -83,7 +105,11 @@ _OF_GROUP = {"group": call_arguments.check_name, "topic": call_arguments.check_n
 
 OPERATIONS = {
     "commit_offsets": operation(
-        commit_offsets, **_OF_GROUP, offsets=unnamed(call_arguments.check_offsets)
+        commit_offsets,
+        **_OF_GROUP,
+        offsets=unnamed(call_arguments.check_offsets),
+        numbers=optional(lambda field, value: call_arguments.check_offsets(value, 1)),
+        seeks=optional(integers(integer(), most=QUEUES_MAX)),
     ),
     "offsets": operation(offsets, **_OF_GROUP),
     "send_back": operation(

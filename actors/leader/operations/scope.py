@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from raymq.actors.api import call_arguments
+from raymq.actors.leader.group_service import GroupService
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import Rejected
 from raymq.store.engine.message_store import MessageStore
@@ -17,6 +18,7 @@ class LeaderScope(Protocol):
 
     parts: ReplicaParts
     store: MessageStore
+    groups: GroupService
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when the shard takes no writes."""
@@ -46,6 +48,12 @@ def shard_of(leader: LeaderScope) -> int:
 def joined_shards(leader: LeaderScope) -> int:
     """How many shards know every topic."""
     return int(leader.parts.identity.facts().get("shards", 1))
+
+
+def created_shards(leader: LeaderScope) -> int:
+    """How many shards the cluster had when it was created, as far as the log of this shard says."""
+    noted = leader.store.state.progress.get(SHARDS, {})
+    return int(noted.get("created", 0)) or joined_shards(leader)
 
 
 def known_shards(leader: LeaderScope) -> int:

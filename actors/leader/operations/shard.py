@@ -14,7 +14,7 @@ from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import SHARDS, UNCLEAN_RECOVERIES
 from raymq.store.state.topics import is_system_topic
 
-from .scope import LeaderScope, joined_shards
+from .scope import LeaderScope, created_shards, joined_shards
 
 #: of the name of an operator, which stays in the state
 OPERATOR_CHARACTERS_MAX = 200
@@ -51,6 +51,8 @@ def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, objec
         name: max(number, noted.get(name, 0))
         for name, number in (("known", known), ("joined", joined))
     }
+    # A consumer group stays with its coordinator (groups.find_coordinator).
+    wanted["created"] = created_shards(leader)
     if wanted != noted:
         leader.store.put_inner([], progress=ServiceProgress(SHARDS, wanted))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from raymq.actors.api.operations import merge
 
-from . import offsets, producers, shard, topics, writes
+from . import groups, offsets, producers, shard, topics, writes
 
 OPERATIONS = merge(
     shard.OPERATIONS,
     topics.OPERATIONS,
     offsets.OPERATIONS,
+    groups.OPERATIONS,
     producers.OPERATIONS,
     writes.OPERATIONS,
 )

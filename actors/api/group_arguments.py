@@ -1,0 +1,134 @@
+"""Checks of what the members of consumer groups send, before any of it is used."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import check_group_name
+from raymq.store.groups.coordinator import TOPICS_MAX
+from raymq.store.groups.heartbeat import Beat, unpack_beat
+from raymq.store.state.topics import QUEUES_MAX
+
+from .call_arguments import check_integer, check_name, check_selector, shown, wrong_value
+
+#: heartbeats in one call
+BEATS_MAX = 4_096
+#: of the texts that a member says of itself
+TEXT_CHARS_MAX = 255
+#: milliseconds
+SESSION_TIMEOUT_MS = (1_000, 30 * 60_000)
+REVOKE_TIMEOUT_MS = (0, 60 * 60_000)
+
+_MEMBER_ID = re.compile(r"[0-9a-f]{32}\Z")
+_BEAT_FIELDS = {"group", "member", "version", "owned", "join", "leaving", "keeps_place"}
+_JOIN_FIELDS = {
+    "topics",
+    "pattern",
+    "instance",
+    "client",
+    "session_ms",
+    "revoke_ms",
+    "kind",
+    "filter",
+}
+
+
+def check_beats(beats: object) -> list[tuple[str, Beat]]:
+    """Heartbeats, each with its group. Raises: Rejected for a malformed one: none is taken then."""
+    if type(beats) is not list or not 1 <= len(beats) <= BEATS_MAX:
+        advice = f"give a list of 1 to {BEATS_MAX} heartbeats"
+        raise wrong_value("beats", beats, advice, f"1..{BEATS_MAX}")
+    return [_check_beat(each) for each in beats]
+
+
+def _check_beat(beat: object) -> tuple[str, Beat]:
+    fields = _object("beats", beat, _BEAT_FIELDS)
+
+    group = fields.get("group")
+    check_group_name(group)  # type: ignore[arg-type]
+    check_member(fields.get("member"))
+    check_integer("version", fields.get("version", 0))
+    for name in ("leaving", "keeps_place"):
+        if type(fields.get(name, False)) is not bool:
+            raise wrong_value(name, fields[name], "use true or false", "bool")
+    if fields.get("owned") is not None:
+        _check_grants(fields["owned"])
+    if fields.get("join") is not None:
+        _check_join(fields["join"])
+    return str(group), unpack_beat(fields)
+
+
+def check_member(member_id: object) -> str:
+    """The id of a member. Raises: Rejected unless it is 32 hexadecimal digits."""
+    if type(member_id) is not str or not _MEMBER_ID.match(member_id):
+        advice = "give 32 hexadecimal digits, random ones for each member"
+        raise wrong_value("member", member_id, advice, "32 hexadecimal digits")
+    return member_id
+
+
+def _check_grants(grants: object) -> None:
+    advice = "give {topic: [queue ids, numbers]}, both of one length"
+    if type(grants) is not dict or len(grants) > TOPICS_MAX:
+        raise wrong_value("owned", grants, advice, TOPICS_MAX)
+    for topic, columns in grants.items():
+        check_name("owned", topic)
+        is_pair = type(columns) is list and len(columns) == 2
+        if not is_pair or not all(type(each) is list for each in columns):
+            raise wrong_value("owned", columns, advice, "[queue ids, numbers]")
+        queues, numbers = columns
+        if len(queues) != len(numbers) or len(queues) > QUEUES_MAX:
+            raise wrong_value("owned", columns, advice, QUEUES_MAX)
+        for queue_id in queues:
+            check_integer("owned", queue_id, 0, QUEUES_MAX - 1)
+        for number in numbers:
+            check_integer("owned", number)
+
+
+def _check_join(join: object) -> None:
+    fields = _object("join", join, _JOIN_FIELDS)
+    missing = sorted(_JOIN_FIELDS - fields.keys())
+    if missing:
+        raise wrong_value(
+            "join", join, f"add {', '.join(missing)}", ", ".join(sorted(_JOIN_FIELDS))
+        )
+
+    topics = fields["topics"]
+    if type(topics) is not list or len(topics) > TOPICS_MAX:
+        advice = f"give a list of at most {TOPICS_MAX} topics"
+        raise wrong_value("topics", topics, advice, TOPICS_MAX)
+    for topic in topics:
+        check_name("topics", topic)
+
+    for name in ("pattern", "instance", "client", "kind"):
+        text = check_name(name, fields[name])
+        if len(text) > TEXT_CHARS_MAX:
+            advice = f"use at most {TEXT_CHARS_MAX} characters"
+            raise wrong_value(name, text, advice, TEXT_CHARS_MAX)
+
+    if bool(topics) == bool(fields["pattern"]):
+        raise wrong_value(
+            "topics", topics, "give topics, or a pattern of their names", "one of both"
+        )
+    if fields["kind"] != "stream":
+        raise wrong_value("kind", fields["kind"], "this version has stream alone", "stream")
+    check_integer("session_timeout_s", fields["session_ms"], *SESSION_TIMEOUT_MS)
+    check_integer("revoke_timeout_s", fields["revoke_ms"], *REVOKE_TIMEOUT_MS)
+    if fields["filter"] != ["", ""]:
+        check_selector(fields["filter"])
+
+
+def _object(field: str, value: object, known: set[str]) -> dict[str, Any]:
+    """The fields of an object. Raises: Rejected for something else, and for a field that is not known."""
+    if type(value) is not dict:
+        raise wrong_value(field, value, "give an object", "an object")
+    for name in value:
+        if name not in known:
+            raise Rejected(
+                f"{field} has no field {shown(name)}; its fields: {', '.join(sorted(known))}",
+                field=field,
+                limit=", ".join(sorted(known)),
+                found=shown(name),
+            )
+    return value

@@ -1,0 +1,70 @@
+"""Operations on consumer groups: heartbeats at their coordinator, claims of queues at the shard that stores them."""
+
+from __future__ import annotations
+
+import zlib
+
+from raymq.actors.api import call_arguments
+from raymq.actors.api.group_arguments import check_beats, check_member
+from raymq.actors.api.operations import operation, unnamed
+from raymq.store.base.errors import RayMQError, to_wire
+from raymq.store.base.format import check_group_name
+from raymq.store.groups.claims import Claim
+from raymq.store.groups.heartbeat import Beat, pack_answer
+
+from .scope import LeaderScope, check_queue, created_shards, topic_of
+
+
+def find_coordinator(leader: LeaderScope, group: str) -> dict[str, object]:
+    """Find the shard that coordinates a group. Shard 0 knows it. It stays the same when shards are added."""
+    check_group_name(group)
+    leader.await_check()
+    return {"shard": zlib.crc32(group.encode()) % created_shards(leader)}
+
+
+def group_beat(leader: LeaderScope, beats: list[tuple[str, Beat]]) -> dict[str, object]:
+    """Take heartbeats of members. Returns: for each its assignment, or why the member is refused."""
+    answers = leader.groups.beat(beats)
+    return {
+        "answers": [
+            {"error": to_wire(each)} if isinstance(each, RayMQError) else pack_answer(each)
+            for each in answers
+        ]
+    }
+
+
+def claim_queues(
+    leader: LeaderScope, group: str, topic: str, member: str, numbers: dict[int, int]
+) -> dict[str, object]:
+    """Let a member of a group read queues of this shard, under the numbers of its grants.
+
+    Returns: the committed offsets of the group, and the queues that a newer claim has.
+    """
+    leader.check_serving()
+    check_group_name(group)
+    info = topic_of(leader, topic)
+    for queue_id in numbers:
+        check_queue(leader, info, queue_id)
+    offsets, refused = leader.groups.claim(group, topic, member, numbers)
+    return {
+        "offsets": {str(queue_id): offset for queue_id, offset in offsets.items()},
+        "fenced": fenced_queues(refused),
+    }
+
+
+def fenced_queues(refused: dict[int, Claim]) -> dict[str, list[object]]:
+    """queue -> number and member of the claim that stands."""
+    return {str(queue_id): [claim.number, claim.member_id] for queue_id, claim in refused.items()}
+
+
+OPERATIONS = {
+    "find_coordinator": operation(find_coordinator, group=call_arguments.check_name),
+    "group_beat": operation(group_beat, beats=unnamed(check_beats)),
+    "claim_queues": operation(
+        claim_queues,
+        group=call_arguments.check_name,
+        topic=call_arguments.check_name,
+        member=unnamed(check_member),
+        numbers=lambda field, value: call_arguments.check_offsets(value, 1),
+    ),
+}

@@ -1,0 +1,117 @@
+"""The fence of each queue of this shard: which member may commit a group's offsets, as a function of the log.
+
+A member claims a queue under the number of its grant, before it reads the queue. A higher number ends every lower one.
+The shard that stores the queue decides alone, so no clock and no other shard matters: a member that was replaced and
+does not know it yet is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .members import CLAIM
+
+
+class Claim(NamedTuple):
+    """Who has a queue for a group."""
+
+    #: of the grant. It never falls
+    number: int
+    #: member id; empty: no member, since an operator took the queue away
+    member_id: str
+
+
+class Commit(NamedTuple):
+    """The offset at which a group goes on with a queue, under the number of a grant."""
+
+    number: int
+    offset: int
+    #: it may be lower than the committed one
+    is_seek: bool = False
+
+
+#: no member has ever had the queue
+UNCLAIMED = Claim(0, "")
+
+
+class ClaimTable:
+    """Claims by group, topic and queue. Not thread-safe: the put lock guards it."""
+
+    #: the kinds of records that it applies
+    kinds: tuple[str, ...] = (CLAIM,)
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        #: (group, topic) -> queue -> claim
+        self.claims: dict[tuple[str, str], dict[int, Claim]] = {}
+
+    def apply(self, kind: str, value: Mapping[str, Any]) -> None:
+        """Account for one record. Raises: ValueError, LookupError or TypeError for a malformed one."""
+        claims = self.claims.setdefault((str(value["group"]), str(value["topic"])), {})
+        for member_id, (queues, numbers) in value["claims"].items():
+            for queue_id, number in zip(queues, numbers, strict=True):
+                claims[int(queue_id)] = Claim(int(number), member_id)
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The whole state as records: applied to an empty table, they make this one."""
+        for (group, topic), claims in self.claims.items():
+            yield CLAIM, claim_value(group, topic, claims)
+
+    def claim_of(self, group: str, topic: str, queue_id: int) -> Claim:
+        """Who has a queue."""
+        return self.claims.get((group, topic), {}).get(queue_id, UNCLAIMED)
+
+    def plan(
+        self, group: str, topic: str, member_id: str, wanted: Mapping[int, int]
+    ) -> tuple[dict[int, Claim], dict[int, Claim]]:
+        """Decide on the claims of a member.
+
+        Args: `wanted`: queue -> number of its grant.
+        Returns: the new claims, which the log needs before they count; and for each queue that is refused, the claim
+        that stands. All others are the member's already: a repeated request gets its first answer.
+        """
+        new, refused = {}, {}
+        for queue_id, number in wanted.items():
+            known = self.claim_of(group, topic, queue_id)
+            if number > known.number:
+                new[queue_id] = Claim(number, member_id)
+            elif known != (number, member_id):
+                refused[queue_id] = known
+        return new, refused
+
+    def plan_commit(
+        self, group: str, topic: str, wanted: Mapping[int, Commit], committed: Mapping[int, int]
+    ) -> tuple[dict[int, int], dict[int, Claim]]:
+        """Decide on the commits of a member.
+
+        Args: `committed`: queue -> the offset that the group has.
+        Returns: the offsets that the log needs before they count; and for each queue that is refused, the claim that
+        stands. All others are committed already, up to this offset or a higher one.
+        """
+        new, refused = {}, {}
+        for queue_id, commit in wanted.items():
+            claim = self.claim_of(group, topic, queue_id)
+            if claim.number != commit.number or not claim.member_id:
+                refused[queue_id] = claim
+            elif commit.is_seek or commit.offset > committed.get(queue_id, -1):
+                new[queue_id] = commit.offset
+        return new, refused
+
+    def held(self, group: str, topic: str, queues: Mapping[int, object]) -> dict[int, Claim]:
+        """Those of these queues that a member has: a commit without a number is refused there."""
+        claims = {each: self.claim_of(group, topic, each) for each in queues}
+        return {queue_id: claim for queue_id, claim in claims.items() if claim.member_id}
+
+
+def claim_value(group: str, topic: str, claims: Mapping[int, Claim]) -> dict[str, Any]:
+    """The value of a CLAIM record: for each member columns of queue ids and numbers."""
+    columns: dict[str, list[list[int]]] = {}
+    for queue_id, claim in claims.items():
+        queues, numbers = columns.setdefault(claim.member_id, [[], []])
+        queues.append(queue_id)
+        numbers.append(claim.number)
+    return {"group": group, "topic": topic, "claims": columns}

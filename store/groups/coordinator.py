@@ -1,0 +1,513 @@
+"""The decisions on consumer groups: join, release, assignment, session, removal. A state machine without I/O.
+
+A *step* of a group takes the heartbeats of some of its members. It plans the records that the log needs, and changes
+nothing of the groups itself: the records do, once they are appended. The answers rest on these records, so they leave
+when the records are confirmed. An answer that rests on no new record waits for a check that this replica still leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from raymq.store.base.errors import Fenced, RayMQError, Rejected
+from raymq.store.state.topics import QueueKey
+
+from .group_table import GroupTable
+from .heartbeat import Beat, BeatAnswer, JoinRequest
+from .members import (
+    FORMER_MAX,
+    GROUP,
+    MEMBER,
+    Filter,
+    Group,
+    GroupFacts,
+    MemberFacts,
+    MemberState,
+    group_value,
+    members_values,
+)
+from .target import AssignmentCandidate, target
+
+#: members of a group
+MEMBERS_MAX = 2_000
+#: groups that one shard coordinates
+GROUPS_MAX = 10_000
+#: topics of a member
+TOPICS_MAX = 1_000
+#: heartbeats in one session timeout
+BEATS_IN_SESSION = 5
+#: the longest time between two heartbeats: how soon a member hears that it has to release a queue
+BEAT_INTERVAL_MS_MAX = 3_000
+#: a member that waits for a queue asks again after so long
+WAITING_INTERVAL_MS = 300
+
+
+@dataclass(slots=True)
+class Session:
+    """What a coordinator knows of a living member. No record has it: a new coordinator starts every session again."""
+
+    #: the member may be removed then
+    deadline_ms: int
+    #: when the newest heartbeat came
+    beat_ms: int
+    #: the newest version that it has applied
+    applied: int = 0
+    #: the oldest version that leaves out a queue which it has not released; 0: there is none
+    revoked_by: int = 0
+    #: since when
+    revoked_ms: int = 0
+    #: another member has a queue that it shall have
+    is_waiting: bool = False
+
+    def note_revoked(self, member: MemberState, now_ms: int) -> None:
+        """Note since when the member has kept the queue that it has kept for longest."""
+        oldest = min(member.revoking.values(), default=0)
+        if oldest != self.revoked_by:
+            self.revoked_by, self.revoked_ms = oldest, now_ms
+
+    def is_late(self, member: MemberState, now_ms: int) -> bool:
+        """Whether it keeps a queue for too long. Its heartbeats count no more then, so that its session ends."""
+        return bool(self.revoked_by) and now_ms - self.revoked_ms >= member.facts.revoke_timeout_ms
+
+
+class GroupStep(NamedTuple):
+    """The plan of one step of a group."""
+
+    name: str
+    beats: Sequence[Beat]
+    #: kind and value of each record to append, in this order
+    records: list[tuple[str, dict[str, Any]]]
+    #: index of a heartbeat -> why it is refused
+    refused: dict[int, RayMQError]
+
+
+class Coordinator:
+    """Decides for all groups of a shard while this replica leads. Callers: one thread, with the put lock."""
+
+    def __init__(self, table: GroupTable) -> None:
+        self._table = table
+        #: group -> member id -> session
+        self._sessions: dict[str, dict[str, Session]] = {}
+        #: group -> the topics for which its queues were assigned
+        self._assigned_for: dict[str, Mapping[str, int]] = {}
+
+    def step(
+        self, name: str, beats: Sequence[Beat], topics: Mapping[str, int], now_ms: int
+    ) -> GroupStep:
+        """Plan a step of a group, which also removes members whose session is over.
+
+        Args: `topics`: topic -> number of its queues. The caller makes a new mapping whenever one changes. `now_ms`:
+        monotonic, the time of this call; heartbeats that came earlier only get a longer session.
+        """
+        draft = _Draft(self._table, name)
+        sessions = self._sessions.setdefault(name, {})
+        refused: dict[int, RayMQError] = {}
+        for index, beat in enumerate(beats):
+            try:
+                self._take(draft, sessions, beat, topics, now_ms)
+            except RayMQError as error:
+                refused[index] = error
+
+        self._remove_expired(draft, sessions, now_ms)
+        if draft.is_changed or self._assigned_for.get(name) is not topics:
+            _assign(draft, sessions, topics)
+            self._assigned_for[name] = topics
+        if not draft.members:
+            self._sessions.pop(name, None)
+            self._assigned_for.pop(name, None)
+        return GroupStep(name, beats, draft.records(), refused)
+
+    def answers(self, step: GroupStep) -> list[BeatAnswer | RayMQError]:
+        """The answer to each heartbeat of a step whose records were appended."""
+        group = self._table.groups.get(step.name, Group())
+        sessions = self._sessions.get(step.name, {})
+        answers: list[BeatAnswer | RayMQError] = []
+        for index, beat in enumerate(step.beats):
+            member = group.members.get(beat.member_id)
+            refusal = step.refused.get(index)
+            if refusal is not None:
+                answers.append(refusal)
+            elif beat.is_leaving:
+                answers.append(BeatAnswer(0, {}, 0, 0))
+            elif member is None:
+                answers.append(_not_a_member(step.name, beat.member_id))
+            else:
+                session = sessions.get(beat.member_id)
+                answers.append(_answer(member, beat, session is not None and session.is_waiting))
+        return answers
+
+    def due(self, now_ms: int) -> list[str]:
+        """The groups with a member to remove, and those of which this coordinator has no session yet."""
+        found = []
+        for name, group in self._table.groups.items():
+            sessions = self._sessions.get(name, {})
+            if len(sessions) < len(group.members) or any(
+                now_ms >= sessions[each].deadline_ms for each in group.members if each in sessions
+            ):
+                found.append(name)
+        return found
+
+    def sessions(self, name: str) -> Mapping[str, Session]:
+        """The sessions of a group's members, by member id."""
+        return self._sessions.get(name, {})
+
+    # --- heartbeats -------------------------------------------------------------------------------
+
+    def _take(
+        self,
+        draft: _Draft,
+        sessions: dict[str, Session],
+        beat: Beat,
+        topics: Mapping[str, int],
+        now_ms: int,
+    ) -> None:
+        """Account for one heartbeat. Raises: Fenced, Rejected."""
+        if beat.is_leaving:
+            draft.remove(beat.member_id)
+            return
+        member = draft.members.get(beat.member_id)
+        if member is None:
+            if beat.version or beat.join is None or beat.member_id in draft.former:
+                raise _not_a_member(draft.name, beat.member_id)
+            member = _join(draft, beat.member_id, beat.join, topics)
+        elif beat.join is not None and beat.join.facts != member.facts:
+            _note_join(draft, beat.member_id, beat.join, topics, draft.next_number())
+            member = draft.change(beat.member_id, member._replace(facts=beat.join.facts))
+
+        deadline_ms = now_ms + member.facts.session_timeout_ms
+        session = sessions.setdefault(beat.member_id, Session(deadline_ms, now_ms))
+        session.beat_ms = now_ms
+        session.applied = max(session.applied, beat.version)
+        if beat.keeps_place and not member.is_away:
+            draft.change(beat.member_id, member._replace(is_away=True))
+        _release(draft, beat)
+        member = draft.members[beat.member_id]
+        session.note_revoked(member, now_ms)
+        if session.is_late(member, now_ms):
+            raise _keeps_a_queue(draft.name, beat.member_id, member)
+        if not member.is_replaced and not member.is_away:
+            session.deadline_ms = max(session.deadline_ms, deadline_ms)
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def _remove_expired(self, draft: _Draft, sessions: dict[str, Session], now_ms: int) -> None:
+        """Remove members whose session is over. A member without a session gets a whole one."""
+        for member_id in [each for each in sessions if each not in draft.members]:
+            del sessions[member_id]
+        for member_id, member in list(draft.members.items()):
+            session = sessions.get(member_id)
+            if session is None:
+                deadline_ms = now_ms + member.facts.session_timeout_ms
+                session = sessions[member_id] = Session(deadline_ms, now_ms)
+            session.note_revoked(member, now_ms)
+            if now_ms >= session.deadline_ms:
+                draft.remove(member_id)
+                del sessions[member_id]
+
+
+def _not_a_member(name: str, member_id: str) -> Fenced:
+    return Fenced(
+        f"member {member_id} is not in group {name}: its session ended, or it has left. Join again under a new id",
+        group=name,
+        member=member_id,
+    )
+
+
+def _keeps_a_queue(name: str, member_id: str, member: MemberState) -> Fenced:
+    topic, queue_id = next(iter(member.revoking))
+    return Fenced(
+        f"member {member_id} of group {name} has kept queue {queue_id} of {topic} for more than "
+        f"{member.facts.revoke_timeout_ms} ms after it had to release it (revoke_timeout_s). Join again under a new id",
+        group=name,
+        member=member_id,
+        field="revoke_timeout_s",
+        limit=member.facts.revoke_timeout_ms,
+    )
+
+
+def _answer(member: MemberState, beat: Beat, is_waiting: bool) -> BeatAnswer:
+    interval_ms = min(member.facts.session_timeout_ms // BEATS_IN_SESSION, BEAT_INTERVAL_MS_MAX)
+    if is_waiting:
+        interval_ms = min(interval_ms, WAITING_INTERVAL_MS)
+    assignment = None if beat.version == member.version else member.assignment()
+    return BeatAnswer(
+        member.version,
+        assignment,
+        interval_ms,
+        member.facts.session_timeout_ms,
+        member.is_replaced,
+    )
+
+
+def _has_applied(beat: Beat, version: int) -> bool:
+    """Whether a member knew of an assignment when it sent this heartbeat. An older one says nothing of a queue that was
+    granted, or revoked, since.
+    """
+    return beat.version >= version
+
+
+def _release(draft: _Draft, beat: Beat) -> None:
+    """End the grants that a member shall release and no longer has."""
+    member = draft.members[beat.member_id]
+    if not member.revoking:
+        return
+    owned = beat.owned
+    released = {
+        key
+        for key, since in member.revoking.items()
+        if _has_applied(beat, since) and (owned is None or owned.get(key) != member.grants[key])
+    }
+    if released:
+        grants = {key: each for key, each in member.grants.items() if key not in released}
+        revoking = {key: each for key, each in member.revoking.items() if key not in released}
+        draft.change(beat.member_id, member._replace(grants=grants, revoking=revoking))
+
+
+# --- joins ----------------------------------------------------------------------------------------
+
+
+def _join(
+    draft: _Draft, member_id: str, join: JoinRequest, topics: Mapping[str, int]
+) -> MemberState:
+    """Take a new member in. Raises: Rejected; the draft is as it was."""
+    draft.check_room()
+    _note_join(draft, member_id, join, topics, draft.number + 1)
+
+    instance_id = join.facts.instance_id
+    for other_id, other in list(draft.members.items()):
+        if instance_id and other.facts.instance_id == instance_id and not other.is_replaced:
+            if other.is_away:
+                draft.inherited[member_id] = list(other.grants)
+            _replace(draft, other_id)
+    return draft.change(member_id, MemberState(join.facts, _next_version(draft, 0)))
+
+
+def _replace(draft: _Draft, member_id: str) -> None:
+    """Let a newer process of its instance take a member's place."""
+    member = draft.members[member_id]
+    if member.is_away:
+        draft.remove(member_id)
+    else:
+        # Its queues wait for their release, or for the end of its session.
+        draft.change(member_id, member._replace(is_replaced=True))
+
+
+def _next_version(draft: _Draft, before: int) -> int:
+    """The version of a member's new assignment. A membership that comes into being again must not get one that its
+    process has seen before, so versions are numbers of the shard. Args: `before`: the member's version so far.
+    """
+    return max(draft.next_number(), before)
+
+
+def _note_join(
+    draft: _Draft, member_id: str, join: JoinRequest, topics: Mapping[str, int], number: int
+) -> None:
+    """Note what a new member or subscription brings. Args: `number`: for new filters. Raises: Rejected; the draft is
+    as it was.
+    """
+    if draft.members and join.kind != draft.facts.kind:
+        raise Rejected(
+            f"group {draft.name} has members of kind {draft.facts.kind}, and this one is {join.kind}: "
+            "use another group",
+            field="group",
+            limit=draft.facts.kind,
+            found=join.kind,
+        )
+
+    wanted = subscribed(join.facts, topics)
+    filters: dict[str, Filter] = {}
+    for topic in wanted:
+        known = draft.facts.filters.get(topic)
+        if known is not None and known[1:] == (join.filter_kind, join.expression):
+            continue
+        if known is not None and _is_read(draft, topic, topics, but=member_id):
+            raise Rejected(
+                f"group {draft.name} reads {topic} with {_shown(*known[1:])}, and this member wants "
+                f"{_shown(join.filter_kind, join.expression)}. All members of a group have one filter",
+                field="filter",
+                limit=_shown(*known[1:]),
+                found=_shown(join.filter_kind, join.expression),
+            )
+        filters[topic] = Filter(number, join.filter_kind, join.expression)
+    if filters or join.kind != draft.facts.kind or draft.is_new:
+        facts = draft.facts._replace(kind=join.kind, filters={**draft.facts.filters, **filters})
+        draft.change_facts(facts)
+
+
+def _shown(kind: str, expression: str) -> str:
+    return f"the {kind} filter {expression!r}" if kind else "no filter"
+
+
+def _is_read(draft: _Draft, topic: str, topics: Mapping[str, int], *, but: str) -> bool:
+    """Whether a member other than one subscribed to a topic."""
+    return any(
+        topic in subscribed(member.facts, topics)
+        for member_id, member in draft.members.items()
+        if member_id != but
+    )
+
+
+def subscribed(facts: MemberFacts, topics: Mapping[str, int]) -> tuple[str, ...]:
+    """The names of the topics that a member reads, ascending. Those of a pattern exist."""
+    pattern = facts.subscription.pattern
+    if not pattern:
+        return facts.subscription.topics
+    return tuple(sorted(name for name in topics if fnmatchcase(name, pattern)))[:TOPICS_MAX]
+
+
+# --- assignment -----------------------------------------------------------------------------------
+
+
+def _assign(draft: _Draft, sessions: dict[str, Session], topics: Mapping[str, int]) -> None:
+    """Revoke and grant towards the target. A queue is granted only when no member has a grant of it."""
+    members = draft.members
+    places = _kept_places(members)
+    candidates = {}
+    for member_id, member in members.items():
+        if not member.is_replaced:
+            held = [*member.assignment(), *member.revoking, *draft.inherited.get(member_id, ())]
+            for earlier in places.get(member_id, ()):
+                held += members[earlier].grants
+            candidates[member_id] = AssignmentCandidate(subscribed(member.facts, topics), held)
+
+    wanted: dict[str, list[QueueKey]] = {}
+    owners = target(candidates, topics)
+    for key, member_id in owners.items():
+        wanted.setdefault(member_id, []).append(key)
+    granted = {key for member in members.values() for key in member.grants}
+
+    for member_id in sorted(members):
+        _assign_to(draft, member_id, owners, wanted.get(member_id, ()), granted, sessions)
+
+
+def _assign_to(
+    draft: _Draft,
+    member_id: str,
+    owners: Mapping[QueueKey, str],
+    wanted: Sequence[QueueKey],
+    granted: set[QueueKey],
+    sessions: dict[str, Session],
+) -> None:
+    """One member's part of `_assign`. Args: `granted`: queues of which a member has a grant. It gets the new ones."""
+    member = draft.members[member_id]
+    new = [key for key in wanted if key not in member.grants and _may_grant(key, granted)]
+    if member_id in sessions:
+        held = sum(key in member.grants for key in wanted)
+        sessions[member_id].is_waiting = held + len(new) < len(wanted)
+
+    revoked = {key for key in member.grants if owners.get(key) != member_id}
+    if not new and revoked == member.revoking.keys():
+        return
+    version = _next_version(draft, member.version)
+    revoking = {key: member.revoking.get(key, version) for key in member.grants if key in revoked}
+    grants = {**member.grants, **{key: draft.next_number() for key in new}}
+    granted.update(new)
+    draft.change(member_id, member._replace(version=version, grants=grants, revoking=revoking))
+
+
+def _may_grant(key: QueueKey, granted: set[QueueKey]) -> bool:
+    """Whether no member has a grant of a queue: one that has must release it first."""
+    return key not in granted
+
+
+def _kept_places(members: Mapping[str, MemberState]) -> dict[str, list[str]]:
+    """The newest member of an instance -> its earlier ones, whose queues it shall get."""
+    newest = {
+        member.facts.instance_id: member_id
+        for member_id, member in members.items()
+        if member.facts.instance_id and not member.is_replaced
+    }
+    places: dict[str, list[str]] = {}
+    for member_id, member in members.items():
+        if member.is_replaced and member.facts.instance_id in newest:
+            places.setdefault(newest[member.facts.instance_id], []).append(member_id)
+    return places
+
+
+class _Draft:
+    """A group as a step will leave it."""
+
+    def __init__(self, table: GroupTable, name: str) -> None:
+        known = table.groups.get(name)
+        self.name = name
+        #: the log has no such group yet
+        self.is_new = known is None
+        self.facts = GroupFacts() if known is None else known.facts
+        self.members: dict[str, MemberState] = {} if known is None else dict(known.members)
+        #: as of `Group`
+        self.former = () if known is None else known.former
+        #: the highest number that was given
+        self.number = table.number
+        #: a new member -> the queues of a process of its instance that has left
+        self.inherited: dict[str, list[QueueKey]] = {}
+        self._group_count = len(table.groups)
+        self._before = known or Group()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the log has to be told."""
+        return (
+            self.is_new or self.facts != self._before.facts or self.members != self._before.members
+        )
+
+    def check_room(self) -> None:
+        """Raises: Rejected, when there is no room for another member or group."""
+        if self.is_new and self._group_count >= GROUPS_MAX:
+            raise Rejected(
+                f"the shard coordinates {self._group_count} groups; the limit is {GROUPS_MAX}: delete unused groups",
+                field="group",
+                limit=GROUPS_MAX,
+                found=self._group_count,
+            )
+        if len(self.members) >= MEMBERS_MAX:
+            raise Rejected(
+                f"group {self.name} has {len(self.members)} members; the limit is {MEMBERS_MAX}",
+                field="member",
+                limit=MEMBERS_MAX,
+                found=len(self.members),
+            )
+
+    def next_number(self) -> int:
+        """A number that was never given before."""
+        self.number += 1
+        return self.number
+
+    def change(self, member_id: str, member: MemberState) -> MemberState:
+        """Set the value of a member. Returns: it."""
+        self.members[member_id] = member
+        return member
+
+    def change_facts(self, facts: GroupFacts) -> None:
+        """Set the facts of the group."""
+        self.facts = facts
+
+    def remove(self, member_id: str) -> None:
+        """Take a member out, with its grants."""
+        member = self.members.pop(member_id, None)
+        if member is not None and member.facts.instance_id:
+            self.former = (*self.former, member_id)[-FORMER_MAX:]
+
+    def records(self) -> list[tuple[str, dict[str, Any]]]:
+        """The records that turn the group of the log into this one."""
+        before = self._before.members
+        records: list[tuple[str, dict[str, Any]]] = []
+        if (self.is_new and self.members) or self.facts != self._before.facts:
+            records.append((GROUP, group_value(self.name, self.facts, self.number)))
+        losing: dict[str, MemberState] = {}
+        gaining: dict[str, MemberState] = {}
+        for member_id, member in self.members.items():
+            known = before.get(member_id)
+            if known != member:
+                is_gaining = known is None or not member.grants.keys() <= known.grants.keys()
+                (gaining if is_gaining else losing)[member_id] = member
+        # A crash may leave the first records only: a queue must not be granted to two members then.
+        changed = losing | gaining
+        gone = before.keys() - self.members.keys()
+        if changed or gone:
+            former = None if self.former == self._before.former else self.former
+            values = members_values(self.name, changed, gone, self.number, former)
+            records += ((MEMBER, value) for value in values)
+        return records

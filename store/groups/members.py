@@ -1,0 +1,225 @@
+"""What a consumer group and its members are, and the values of their records.
+
+A record holds a whole value, never a change: applied twice, it changes nothing. The values are JSON objects, so that
+`raymq store dump` shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raymq.store.state.topics import QueueKey
+
+#: kind of the record that describes a group: its kind, filters, options; or that it is deleted
+GROUP = "GROUP"
+#: kind of the record of one step of a group: the whole value of each member that changed, and the members that left
+MEMBER = "MEMBER"
+#: kind of the record that gives queues of this shard to a member
+CLAIM = "CLAIM"
+#: kinds that leases and transactions will need. Nothing writes them yet
+RESERVED_KINDS = ("LEASE", "SETTLE", "PEND")
+
+#: ids of former members that a group remembers
+FORMER_MAX = 64
+
+#: grants in one record. A step with more of them has several records: each holds whole members, so that a crash between
+#: them leaves a state in which the step goes on
+RECORD_GRANTS_MAX = 20_000
+
+
+class TopicSubscription(NamedTuple):
+    """What a member wants to read."""
+
+    #: names of topics, ascending, without repetition. Empty with a pattern
+    topics: tuple[str, ...] = ()
+    #: a pattern of names with `*`; empty: the names count
+    pattern: str = ""
+
+
+class MemberFacts(NamedTuple):
+    """What a member says of itself when it joins."""
+
+    subscription: TopicSubscription
+    #: a name that outlives the process; empty: it has none (KIP-345, static membership)
+    instance_id: str = ""
+    #: where it runs, for people
+    client: str = ""
+    #: without a heartbeat for so long, the member may be removed
+    session_timeout_ms: int = 15_000
+    #: how long it may keep a queue that it shall release. Its heartbeats count no more then, so that its session ends
+    revoke_timeout_ms: int = 10_000
+
+
+class MemberState(NamedTuple):
+    """The whole value of a member. Its mappings are replaced and never changed."""
+
+    facts: MemberFacts
+    #: the number of its newest assignment
+    version: int
+    #: queue -> the number of its grant
+    grants: Mapping[QueueKey, int] = {}
+    #: queue that it has to release -> the first version that leaves it out
+    revoking: Mapping[QueueKey, int] = {}
+    #: the instance has a newer process: this one gets nothing, and its session is not renewed
+    is_replaced: bool = False
+    #: it has stopped reading, and its place is kept until its session ends
+    is_away: bool = False
+
+    def assignment(self) -> dict[QueueKey, int]:
+        """The queues that it shall have, with their numbers."""
+        return {key: number for key, number in self.grants.items() if key not in self.revoking}
+
+
+class Filter(NamedTuple):
+    """Which messages of a topic the members of a group get. All members have the same filter."""
+
+    #: a filter with a higher number is newer
+    number: int
+    #: TAG, SQL92; empty: all messages
+    kind: str = ""
+    expression: str = ""
+
+
+class GroupFacts(NamedTuple):
+    """What all members of a group have in common."""
+
+    #: stream: each queue is read by one member. Workers share the messages of a queue
+    kind: str = "stream"
+    #: topic -> filter. Topics without an entry have no member yet
+    filters: Mapping[str, Filter] = {}
+    #: its members get no messages until it is resumed
+    is_paused: bool = False
+
+
+class Group(NamedTuple):
+    """The whole value of a group. Its mappings are replaced and never changed."""
+
+    facts: GroupFacts = GroupFacts()
+    #: member id -> member
+    members: Mapping[str, MemberState] = {}
+    #: ids of members with an instance that were removed, the newest last. A late copy of their join is refused, because
+    #: it would replace the instance's newer process
+    former: tuple[str, ...] = ()
+
+
+# --- values of records ----------------------------------------------------------------------------
+
+
+def group_value(name: str, facts: GroupFacts | None, number: int) -> dict[str, Any]:
+    """The value of a GROUP record.
+
+    Args: `facts`: None: the group is deleted. `number`: the highest number that was given so far.
+    """
+    value: dict[str, Any] = {"group": name, "number": number}
+    if facts is None:
+        return {**value, "deleted": True}
+    filters = {topic: list(each) for topic, each in sorted(facts.filters.items())}
+    return {**value, "kind": facts.kind, "filters": filters, "paused": facts.is_paused}
+
+
+def read_group(value: Mapping[str, Any]) -> GroupFacts | None:
+    """The inverse of `group_value`."""
+    if value.get("deleted"):
+        return None
+    filters = {topic: Filter(*each) for topic, each in value["filters"].items()}
+    return GroupFacts(value["kind"], filters, bool(value["paused"]))
+
+
+def members_values(
+    name: str,
+    members: Mapping[str, MemberState],
+    gone: Iterable[str],
+    number: int,
+    former: Sequence[str] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The values of the MEMBER records of one step of a group, in the order of the log.
+
+    Args: `members`: those that changed, by id. `gone`: ids of those that left. `number`: the highest number that was
+    given so far. `former`: as of `Group`; None: as before.
+    """
+    value: dict[str, Any] = {"group": name, "number": number}
+    if former is not None:
+        value["former"] = list(former)
+    left = sorted(gone)
+    if left:
+        value["gone"] = left
+
+    packed: dict[str, Any] = {}
+    grants = 0
+    for member_id, member in members.items():
+        if packed and grants + len(member.grants) > RECORD_GRANTS_MAX:
+            yield {**value, "members": packed}
+            value, packed, grants = {"group": name, "number": number}, {}, 0
+        packed[member_id] = _member(member)
+        grants += len(member.grants)
+    yield {**value, "members": packed} if packed else value
+
+
+def _member(member: MemberState) -> dict[str, Any]:
+    facts = member.facts
+    value: dict[str, Any] = {
+        "version": member.version,
+        "topics": list(facts.subscription.topics),
+        "session_ms": facts.session_timeout_ms,
+        "revoke_ms": facts.revoke_timeout_ms,
+    }
+    texts = {
+        "pattern": facts.subscription.pattern,
+        "instance": facts.instance_id,
+        "client": facts.client,
+    }
+    value |= {name: text for name, text in texts.items() if text}
+
+    flags = {"replaced": member.is_replaced, "away": member.is_away}
+    value |= {name: True for name, is_set in flags.items() if is_set}
+    if member.grants:
+        value["grants"] = grants_value(member.grants)
+    if member.revoking:
+        value["revoking"] = grants_value(member.revoking)
+    return value
+
+
+def read_members(value: Mapping[str, Any]) -> tuple[dict[str, MemberState], list[str]]:
+    """The inverse of `members_values`. Returns: the members that changed, and the ids of those that left."""
+    members = {
+        member_id: _read_member(each) for member_id, each in value.get("members", {}).items()
+    }
+    return members, list(value.get("gone", ()))
+
+
+def _read_member(value: Mapping[str, Any]) -> MemberState:
+    facts = MemberFacts(
+        TopicSubscription(tuple(value["topics"]), value.get("pattern", "")),
+        value.get("instance", ""),
+        value.get("client", ""),
+        int(value["session_ms"]),
+        int(value["revoke_ms"]),
+    )
+    return MemberState(
+        facts,
+        int(value["version"]),
+        read_grants(value.get("grants", {})),
+        read_grants(value.get("revoking", {})),
+        bool(value.get("replaced")),
+        bool(value.get("away")),
+    )
+
+
+def grants_value(numbers: Mapping[QueueKey, int]) -> dict[str, list[list[int]]]:
+    """Numbers of queues as columns: topic -> [queue ids, numbers]."""
+    columns: dict[str, list[list[int]]] = {}
+    for (topic, queue_id), number in numbers.items():
+        queues, found = columns.setdefault(topic, [[], []])
+        queues.append(queue_id)
+        found.append(number)
+    return columns
+
+
+def read_grants(columns: Mapping[str, list[list[int]]]) -> dict[QueueKey, int]:
+    """The inverse of `grants_value`. Raises: ValueError for columns of unequal length."""
+    return {
+        (topic, int(queue_id)): int(number)
+        for topic, (queues, numbers) in columns.items()
+        for queue_id, number in zip(queues, numbers, strict=True)
+    }

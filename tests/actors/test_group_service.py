@@ -1,0 +1,267 @@
+"""Consumer groups over a real store: members, claims and commits through the operations of a shard."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raymq.actors.supervise.replica_host import ReplicaHost
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.groups.heartbeat import Beat, JoinRequest, pack_beat
+from raymq.store.groups.members import MemberFacts, TopicSubscription
+from tests.actors.test_commit_log_host import Shard
+from tests.support.batches import request
+from tests.support.roles import leader_of
+from tests.support.waiting import until
+
+GROUP, TOPIC = "billing", "orders"
+QUEUES = 4
+
+
+@pytest.fixture
+def shard(tmp_path) -> Iterator[Shard]:
+    made = Shard(tmp_path / "store")
+    made.open()
+    made.start_flusher()
+    made.host.call("create_topic", {"name": TOPIC, "queues": QUEUES, "shards": [0]})
+    yield made
+    made.close()
+    for flusher in made.flushers:
+        flusher.kill()
+        flusher.wait()
+
+
+def join_of(**facts: Any) -> JoinRequest:
+    facts = {"subscription": TopicSubscription((TOPIC,)), **facts}
+    return JoinRequest(MemberFacts(**facts))
+
+
+class Member:
+    """A member, as a client sees it."""
+
+    def __init__(self, host: ReplicaHost, **facts: Any) -> None:
+        self.host = host
+        self.id = uuid.uuid4().hex
+        self.join: JoinRequest | None = join_of(**facts)
+        self.version = 0
+        self.numbers: dict[int, int] = {}
+
+    def beat(self, **fields: Any) -> dict[str, Any]:
+        """Send a heartbeat, and apply its answer."""
+        owned = {(TOPIC, queue_id): number for queue_id, number in self.numbers.items()}
+        beat = Beat(self.id, self.version, owned, self.join, **fields)
+        (answer,) = self.host.call("group_beat", {"beats": [pack_beat(GROUP, beat)]})["answers"]
+        if "assignment" in answer:
+            self.version, self.join = answer["version"], None
+            queues, numbers = answer["assignment"].get(TOPIC, ([], []))
+            self.numbers = dict(zip(queues, numbers, strict=True))
+        return answer
+
+    def claim(self) -> dict[str, Any]:
+        return self.host.call(
+            "claim_queues",
+            {"group": GROUP, "topic": TOPIC, "member": self.id, "numbers": as_json(self.numbers)},
+        )
+
+    def commit(self, offsets: dict[int, int], **more: Any) -> dict[str, Any]:
+        numbers = {each: self.numbers[each] for each in offsets}
+        asked = {"group": GROUP, "topic": TOPIC, "offsets": as_json(offsets)}
+        return self.host.call("commit_offsets", {**asked, "numbers": as_json(numbers), **more})
+
+
+def as_json(numbers: dict[int, int]) -> dict[str, int]:
+    return {str(queue_id): number for queue_id, number in numbers.items()}
+
+
+def put_messages(host: ReplicaHost, count: int) -> None:
+    for queue_id in range(QUEUES):
+        (ticket,) = host.put([request([b"x"] * count, topic=TOPIC, queue=queue_id)])
+        ticket.wait(10)
+
+
+def committed(host: ReplicaHost) -> dict[str, int]:
+    return host.call("offsets", {"group": GROUP, "topic": TOPIC})
+
+
+def test_a_member_that_is_alone_gets_every_queue(shard: Shard):
+    member = Member(shard.host)
+    answer = member.beat()
+    assert sorted(member.numbers) == [0, 1, 2, 3]
+    assert answer["session_ms"] == 15_000
+    assert "assignment" not in member.beat()
+
+
+def test_members_that_join_together_are_one_step(shard: Shard):
+    members = [Member(shard.host) for _ in range(4)]
+    threads = [threading.Thread(target=each.beat) for each in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(queue_id for each in members for queue_id in each.numbers) == [0, 1, 2, 3]
+    assert all(len(each.numbers) == 1 for each in members)
+
+
+def test_a_second_member_gets_its_half_after_the_first_has_released_it(shard: Shard):
+    first, second = Member(shard.host), Member(shard.host)
+    first.beat()
+    kept = dict(first.numbers)
+    assert second.beat()["interval_ms"] == 300
+    assert second.numbers == {}
+
+    first.beat()
+    assert len(first.numbers) == 2
+    assert first.numbers.items() <= kept.items()
+    second.beat()
+    assert second.numbers == {}
+
+    first.beat()
+    second.beat()
+    assert sorted({**first.numbers, **second.numbers}) == [0, 1, 2, 3]
+    assert max(kept.values()) < min(second.numbers.values())
+
+
+def test_a_member_that_leaves_gives_its_queues_to_the_others(shard: Shard):
+    first, second = Member(shard.host), Member(shard.host)
+    first.beat()
+    second.beat()
+    first.beat(is_leaving=True)
+    second.beat()
+    assert sorted(second.numbers) == [0, 1, 2, 3]
+    assert "Join again" in first.beat()["error"]["message"]
+
+
+def test_a_silent_member_is_removed_when_its_session_is_over(shard: Shard):
+    silent = Member(shard.host, session_timeout_ms=1_000)
+    silent.beat()
+    other = Member(shard.host)
+    other.beat()
+    until(lambda: len(other.numbers) == QUEUES, other.beat)
+    assert silent.beat()["error"]["kind"] == "Fenced"
+
+
+def test_a_claim_names_where_the_group_goes_on_and_fences_the_owner_before(shard: Shard):
+    put_messages(shard.host, 5)
+    first, second = Member(shard.host), Member(shard.host)
+    first.beat()
+    assert first.claim() == {"offsets": {}, "fenced": {}}
+    assert first.commit({0: 3, 1: 5}) == {"fenced": {}}
+    before = dict(first.numbers)
+    first.beat(is_leaving=True)
+
+    second.beat()
+    assert second.claim() == {"offsets": {"0": 3, "1": 5}, "fenced": {}}
+    first.numbers = before
+    refused = first.commit({0: 4})
+    assert refused == {"fenced": {"0": [second.numbers[0], second.id]}}
+    assert first.claim()["fenced"].keys() == {"0", "1", "2", "3"}
+    assert committed(shard.host) == {"0": 3, "1": 5}
+
+
+def test_a_lower_offset_is_stored_only_by_a_seek(shard: Shard):
+    put_messages(shard.host, 5)
+    member = Member(shard.host)
+    member.beat()
+    member.claim()
+    member.commit({0: 4})
+    member.commit({0: 2})
+    assert committed(shard.host) == {"0": 4}
+    member.commit({0: 2}, seeks=[0])
+    assert committed(shard.host) == {"0": 2}
+
+
+def test_a_commit_beyond_the_end_is_refused(shard: Shard):
+    member = Member(shard.host)
+    member.beat()
+    member.claim()
+    with pytest.raises(OffsetOutOfRange):
+        member.commit({0: 1})
+
+
+def test_a_consumer_that_is_no_member_cannot_commit_for_a_queue_of_a_member(shard: Shard):
+    put_messages(shard.host, 5)
+    member = Member(shard.host)
+    member.beat()
+    member.claim()
+    asked = {"group": GROUP, "topic": TOPIC, "offsets": {"0": 3}}
+    with pytest.raises(Rejected, match=f"belongs to member {member.id}"):
+        shard.host.call("commit_offsets", asked)
+    shard.host.call("commit_offsets", {**asked, "group": "audit"})
+
+
+def test_members_with_unequal_filters_are_refused(shard: Shard):
+    Member(shard.host).beat()
+    other = Member(shard.host)
+    assert other.join is not None
+    other.join = other.join._replace(filter_kind="TAG", expression="a")
+    error = other.beat()["error"]
+    assert error["kind"] == "Rejected"
+    assert "All members of a group have one filter" in error["message"]
+
+
+def test_groups_claims_and_offsets_are_there_again_after_a_restart(shard: Shard):
+    put_messages(shard.host, 5)
+    member = Member(shard.host)
+    member.beat()
+    member.claim()
+    leader_of(shard.host).store.begin_next_file()
+    member.commit({2: 3})
+    shard.close()
+    for flusher in shard.flushers:
+        flusher.kill()
+    member.host = shard.open()
+    shard.start_flusher()
+
+    before = dict(member.numbers)
+    answer = member.beat()
+    assert "error" not in answer
+    assert member.numbers == before
+    assert member.claim() == {"offsets": {"2": 3}, "fenced": {}}
+    later = Member(shard.host)
+    later.beat()
+    assert leader_of(shard.host).store.groups.number > max(before.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"group": "a b"}, "group"),
+        ({"member": "x"}, "member"),
+        ({"version": -1}, "version"),
+        ({"leaving": 1}, "leaving"),
+        ({"owned": {"t": [[0], []]}}, "owned"),
+        ({"owned": {"t": [[-1], [1]]}}, "owned"),
+        ({"join": {}}, "join"),
+        ({"more": 1}, "beats"),
+    ],
+)
+def test_a_malformed_heartbeat_names_its_field(shard: Shard, change, field):
+    fields = {**pack_beat(GROUP, Beat("0" * 32, join=join_of())), **change}
+    with pytest.raises(Rejected) as raised:
+        shard.host.call("group_beat", {"beats": [fields]})
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"topics": ["a"] * 1_001}, "topics"),
+        ({"topics": [], "pattern": ""}, "topics"),
+        ({"topics": ["a"], "pattern": "b*"}, "topics"),
+        ({"instance": "i" * 256}, "instance"),
+        ({"session_ms": 1}, "session_timeout_s"),
+        ({"revoke_ms": -1}, "revoke_timeout_s"),
+        ({"kind": "workers"}, "kind"),
+        ({"filter": ["SQL92", "price >"]}, "filter"),
+    ],
+)
+def test_a_malformed_join_names_its_field(shard: Shard, change, field):
+    fields = pack_beat(GROUP, Beat("0" * 32, join=join_of()))
+    fields["join"] |= change
+    with pytest.raises(Rejected) as raised:
+        shard.host.call("group_beat", {"beats": [fields]})
+    assert raised.value.field == field

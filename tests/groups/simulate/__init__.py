@@ -1,0 +1,8 @@
+"""Consumer groups in one thread: the machines that ship, a lossy network, crashes, clocks that differ.
+
+world      one coordinator, one shard with queues, members; every event; the invariants
+walks      random runs
+search     all schedules, up to bounds
+schedules  hand-made schedules that random runs seldom meet
+mutants    the machines with one rule removed
+"""

@@ -1,0 +1,52 @@
+"""Random runs of the world."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+from .world import Bounds, Broken, Event, World
+
+
+def run_seeds(seeds: Iterable[int], bounds: Bounds, *, steps: int) -> Counter[str]:
+    """Run each seed. Returns: how often each kind of event happened.
+
+    Raises: Broken with the seed and the events before it.
+    """
+    figures: Counter[str] = Counter()
+    for seed in seeds:
+        chance = random.Random(seed)
+        world = World(_some_faults(bounds, chance))
+        trace: list[Event] = []
+        try:
+            _run(world, chance, steps, trace, figures)
+            world.heal(chance.choice)
+        except Broken as broken:
+            raise Broken(f"seed {seed}", *broken.args, [*map(str, trace)]) from broken
+        figures["runs"] += 1
+    return figures
+
+
+def _some_faults(bounds: Bounds, chance: random.Random) -> Bounds:
+    """Each run has other kinds and numbers of faults."""
+    faults = tuple(
+        (kind, 0 if chance.random() < 0.35 else chance.randint(1, 2 * most + 1) if most else 0)
+        for kind, most in bounds.faults
+    )
+    return Bounds(**{**vars(bounds), "faults": faults})
+
+
+def _run(
+    world: World, chance: random.Random, steps: int, trace: list[Event], figures: Counter[str]
+) -> None:
+    for _ in range(steps):
+        events = world.events()
+        if not events:
+            return
+        (event,) = chance.choices(events, [each.weight for each in events])
+        trace.append(event)
+        event.run(world)
+        world.check()
+        figures["steps"] += 1
+        figures[event.kind] += 1
