@@ -19,7 +19,7 @@ from raymq.client.handle import ClusterHandle
 from raymq.client.messages.received import ReceivedMessage
 from raymq.client.unclosed import OpenClient
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, require
+from raymq.store.base.errors import Rejected
 
 from .consumer import Consumer
 from .consumer_config import ConsumerConfig, ConsumerOptions, QueuesCallback
@@ -196,9 +196,9 @@ class AsyncConsumer(OpenClient):
             if inspect.isawaitable(result):
                 await result
 
-        loop = self._loop
-        require(loop is not None, "a callback runs after the consumer has begun to open")
-        asyncio.run_coroutine_threadsafe(call(), loop).result()
+        if self._loop is not None:
+            # The consumer has begun to open, so there is one.
+            asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     # --- reading ----------------------------------------------------------------------------------
 

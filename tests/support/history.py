@@ -13,7 +13,7 @@ from raymq.client.consume.consumer import Consumer
 from raymq.client.consume.consumer_config import ReadFrom
 from raymq.client.produce.producer import Producer
 from raymq.client.produce.send_future import SendFuture
-from raymq.store.base.errors import DeliveryUnknown, Rejected, Unavailable
+from raymq.store.base.errors import DeliveryUnknown, Fenced, Rejected, Unavailable
 from raymq.store.config.promise import Acks
 
 SequenceKey = tuple[int, int]
@@ -296,8 +296,9 @@ class GroupReader(Reader):
             while not self._ended.is_set():
                 try:
                     self._consume()
-                except (Unavailable, DeliveryUnknown):
-                    # No answer said where the group is. Only reads count, and these are after the last commit.
+                except (Unavailable, DeliveryUnknown, Fenced):
+                    # No answer said where the group is, or its session ended while no shard answered. Only reads count,
+                    # and these are after the last commit.
                     continue
         except BaseException as error:
             self._failure = error
