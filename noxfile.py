@@ -141,6 +141,22 @@ def simulate(session: nox.Session) -> None:
 
 
 @nox.session
+def simulate_groups(session: nox.Session) -> None:
+    """Consumer groups under random faults, 50 times as many runs as CI makes: fifty million steps, an hour or more.
+
+    And searches of 40,000 states in place of 400.
+    """
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "-s", "tests/groups", "--timeout", "36000", *session.posargs),
+        env={
+            "RAYMQ_SIMULATED_STEPS": os.environ.get("RAYMQ_SIMULATED_STEPS", "50"),
+            "RAYMQ_GROUP_STATES": os.environ.get("RAYMQ_GROUP_STATES", "40000"),
+        },
+    )
+
+
+@nox.session
 def failover(session: nox.Session) -> None:
     """Leaders of three replicas, killed 500 times, 20 power losses, and 50 partitions. Network namespaces need root."""
     session.install("-e", ".[dev]")

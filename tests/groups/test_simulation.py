@@ -49,7 +49,8 @@ def test_a_crash_between_the_records_of_a_step_keeps_the_rules(monkeypatch):
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_no_queue_has_two_owners_and_no_commit_is_lost_under_random_faults(name: str):
-    figures = run_seeds(range(round(RUNS * FACTOR)), WORLDS[name], steps=STEPS)
+    first = 1_000_000 * list(WORLDS).index(name)
+    figures = run_seeds(range(first, first + round(RUNS * FACTOR)), WORLDS[name], steps=STEPS)
     print(f"{name}:", dict(figures))
     # A simulation in which nothing happens would find nothing.
     assert figures["crash"] > figures["runs"]
