@@ -6,6 +6,7 @@ client_thread   the threads of clients, which differ from those of the program
 event_wait      waits for an asyncio event, up to a timeout
 forks           tells objects of this process from those made before a fork
 unclosed        base of clients with open connections
+group_facts     what an operator sees of consumer groups
 replica_status  what every replica of a shard says of itself; moving a leader
 messages/       the message model
 transport/      connections to shards, and the shards' endpoints

@@ -269,6 +269,55 @@ class Cluster(ClusterHandle):
 
         return add_column(self, topic, column)
 
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Every consumer group: how it is used, and how many members it has.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                for name, facts in cluster.groups().items():
+                    print(name, facts["kind"], facts["state"], facts["members"])
+            ```
+
+        Returns: name -> `kind` ("stream": its members share the queues; "manual": it has had no member, only committed
+        offsets), `state` ("active" with members, else "empty") and `members`, their number.
+        Raises: Unavailable: a shard does not answer.
+        """
+        from raymq.client.group_facts import list_groups
+
+        return list_groups(self)
+
+    def describe_group(self, name: str) -> dict[str, Any]:
+        """The members of a consumer group, the owner of each queue, and how far the group is.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                with cluster.consumer("orders", group="billing", start="earliest"):
+                    for queue in cluster.describe_group("billing")["queues"]:
+                        print(queue["queue_id"], queue["member"], queue["lag"])
+            ```
+
+        Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `filters`; `lag`, the messages after the
+        committed offsets; `members`, each with `member` (its id), `client` (host:pid), `instance_id`, `topics`,
+        `pattern`, `session_timeout_ms`, `version` and `applied` (of its assignment), `silent_ms` since its newest
+        heartbeat and `state` ("stable", "releasing", "replaced", "away"); `queues`, each with `topic`, `queue_id`,
+        `shard`, `member` (its owner or None), `number`, `revoking`, `committed` (None: no offset), `max_offset` and
+        `lag`.
+
+        Raises:
+            Rejected: the group does not exist.
+            Unavailable: a shard does not answer.
+        """
+        from raymq.client.group_facts import describe_group
+
+        return describe_group(self, name)
+
     def config(self) -> dict[str, dict[str, Any]]:
         """Every option of the stores: its value, its default, and when it may change.
 

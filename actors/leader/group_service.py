@@ -149,6 +149,19 @@ class GroupService:
             self._end = appended.end_offset
         return steps[0]
 
+    def names(self) -> dict[str, int]:
+        """Group -> number of members, of those that this shard coordinates."""
+        return {name: len(group.members) for name, group in list(self._store.groups.groups.items())}
+
+    def describe(self, group: str) -> dict[str, Any]:
+        """What a group consists of: `Coordinator.describe`."""
+        with self._step_lock:
+            found = self._coordinator.describe(group, self._clock.monotonic_ms())
+            end = self._end
+        self._leader.await_promise(AppendedRows.up_to(end))
+        self._leader.await_check()
+        return found
+
     def run(self) -> None:
         """Remove members whose session is over, until `stop`."""
         while not self._stopping.wait(EXPIRE_EVERY_S):

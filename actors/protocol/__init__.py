@@ -74,6 +74,9 @@ A shard that is being added does not answer those that are about all shards: des
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
     find_coordinator(group)                                         {shard}; shard 0 answers
+    groups()                                                        {coordinated: {group: members}, with_offsets}
+    describe_group(group)                                           {kind, filters, topics, members, queues}
+    group_topics(group)                                             {topics}: those of which it has offsets here
     group_beat(beats)                                               {answers}: of each heartbeat its assignment or
                                                                       error, see store/groups/heartbeat.py
     claim_queues(group, topic, member, numbers)                     {offsets: {queue_id: next offset}, fenced}

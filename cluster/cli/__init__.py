@@ -5,6 +5,7 @@ grammar           every command with its options and their help, as a table
 commands          commands on a cluster and this machine
 shard_commands    `raymq shard ...`
 config_commands   `raymq config ...`
+group_commands    `raymq group ...`
 message_commands  `raymq produce` and `raymq consume`
 put_back          printed messages as arguments of `send`
 status_text       the lines of `raymq status`

@@ -24,7 +24,14 @@ from typing import Any, NamedTuple
 
 from raymq.store.config.promise import ACKS, FLUSHES
 
-from . import commands, config_commands, message_commands, shard_commands, store_commands
+from . import (
+    commands,
+    config_commands,
+    group_commands,
+    message_commands,
+    shard_commands,
+    store_commands,
+)
 from .console import Console
 
 #: a command: it returns its exit code
@@ -51,6 +58,9 @@ RUNS: dict[str, RunCommand] = {
     "topic add-queues": commands.ADD_QUEUES,
     "topic add-column": commands.topic_add_column,
     "topic describe": commands.TOPIC_DESCRIBE,
+    "group list": group_commands.GROUP_LIST,
+    "group describe": group_commands.GROUP_DESCRIBE,
+    "group lag": group_commands.group_lag,
     "produce": message_commands.produce,
     "consume": message_commands.consume,
     "store verify": store_commands.verify,
@@ -234,6 +244,16 @@ topic add-column  = add_column
 topic describe  a topic's options, schema, queues and offsets
     @json @cluster
     topic TOPIC  name of the topic
+group *  what consumer groups do
+group list  all groups
+    @json @cluster
+group describe  the members of a group, the owner of each queue, and how far the group is
+    @json @cluster
+    group GROUP  name of the group
+group lag  how many messages of each queue a group has not committed
+    @json @cluster
+    group GROUP  name of the group
+    --max N{>=0}  exit with 1 if the group lags by more messages than that (default: no limit)
 produce  send each line of standard input, or of a file, as a message
     @json @cluster @put-back
     topic [TOPIC]  topic to send to (default: with --input the topic that each line names)

@@ -150,6 +150,48 @@ class Coordinator:
                 found.append(name)
         return found
 
+    def describe(self, name: str, now_ms: int) -> dict[str, Any]:
+        """What a group consists of now, for people: its kind, its members, and the owner of each queue."""
+        group = self._table.groups.get(name, Group())
+        sessions = self.sessions(name)
+        members, queues = [], []
+        for member_id, member in sorted(group.members.items()):
+            session = sessions.get(member_id)
+            members.append(
+                {
+                    "member": member_id,
+                    "client": member.facts.client,
+                    "instance_id": member.facts.instance_id,
+                    "topics": list(member.facts.subscription.topics),
+                    "pattern": member.facts.subscription.pattern,
+                    "session_timeout_ms": member.facts.session_timeout_ms,
+                    "version": member.version,
+                    "applied": 0 if session is None else session.applied,
+                    "silent_ms": None if session is None else now_ms - session.beat_ms,
+                    "state": _state(member),
+                }
+            )
+            queues += [
+                {
+                    "topic": topic,
+                    "queue_id": queue_id,
+                    "member": member_id,
+                    "number": number,
+                    "revoking": (topic, queue_id) in member.revoking,
+                }
+                for (topic, queue_id), number in sorted(member.grants.items())
+            ]
+        filters = {
+            topic: list(each[1:]) for topic, each in group.facts.filters.items() if each.kind
+        }
+        return {
+            "kind": group.facts.kind,
+            "filters": filters,
+            "topics": sorted(group.facts.filters),
+            "members": members,
+            "queues": queues,
+        }
+
     def sessions(self, name: str) -> Mapping[str, Session]:
         """The sessions of a group's members, by member id."""
         return self._sessions.get(name, {})
@@ -206,6 +248,13 @@ class Coordinator:
             if now_ms >= session.deadline_ms:
                 draft.remove(member_id)
                 del sessions[member_id]
+
+
+def _state(member: MemberState) -> str:
+    """How a member is, in one word."""
+    if member.is_replaced:
+        return "replaced"
+    return "away" if member.is_away else "releasing" if member.revoking else "stable"
 
 
 def _not_a_member(name: str, member_id: str) -> Fenced:

@@ -52,6 +52,27 @@ def claim_queues(
     }
 
 
+def groups(leader: LeaderScope) -> dict[str, object]:
+    """Find the groups that this shard coordinates, each with its number of members, and those with offsets here."""
+    leader.await_check()
+    with_offsets = {group for group, _ in list(leader.store.state.offsets)}
+    return {"coordinated": leader.groups.names(), "with_offsets": sorted(with_offsets)}
+
+
+def describe_group(leader: LeaderScope, group: str) -> dict[str, object]:
+    """Describe a group that this shard coordinates: its members, and the owner of each queue."""
+    check_group_name(group)
+    return leader.groups.describe(group)
+
+
+def group_topics(leader: LeaderScope, group: str) -> dict[str, object]:
+    """Find the topics of which a group has offsets on this shard."""
+    check_group_name(group)
+    leader.await_check()
+    found = sorted(topic for name, topic in list(leader.store.state.offsets) if name == group)
+    return {"topics": found}
+
+
 def fenced_queues(refused: dict[int, Claim]) -> dict[str, list[object]]:
     """queue -> number and member of the claim that stands."""
     return {str(queue_id): [claim.number, claim.member_id] for queue_id, claim in refused.items()}
@@ -59,6 +80,9 @@ def fenced_queues(refused: dict[int, Claim]) -> dict[str, list[object]]:
 
 OPERATIONS = {
     "find_coordinator": operation(find_coordinator, group=call_arguments.check_name),
+    "groups": operation(groups),
+    "describe_group": operation(describe_group, group=call_arguments.check_name),
+    "group_topics": operation(group_topics, group=call_arguments.check_name),
     "group_beat": operation(group_beat, beats=unnamed(check_beats)),
     "claim_queues": operation(
         claim_queues,

@@ -1,0 +1,85 @@
+"""What an operator sees of consumer groups: which there are, who reads what, and how far they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raymq.store.base.errors import Rejected
+from raymq.store.base.format import check_group_name
+
+if TYPE_CHECKING:
+    from raymq.client.handle import ClusterHandle
+
+
+def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
+    """See `Cluster.groups`."""
+    found: dict[str, dict[str, Any]] = {}
+    for shard in range(cluster.shards):
+        answer = cluster.call(shard, "groups", {})
+        for name, members in answer["coordinated"].items():
+            found[name] = {"kind": "stream", "members": members}
+        for name in answer["with_offsets"]:
+            found.setdefault(name, {"kind": "manual", "members": 0})
+    for facts in found.values():
+        facts["state"] = "active" if facts["members"] else "empty"
+    return dict(sorted(found.items()))
+
+
+def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
+    """See `Cluster.describe_group`."""
+    check_group_name(name)
+    coordinator = int(cluster.call(0, "find_coordinator", {"group": name})["shard"])
+    facts = cluster.call(coordinator, "describe_group", {"group": name})
+    topics = set(facts.pop("topics"))
+    for shard in range(cluster.shards):
+        topics |= set(cluster.call(shard, "group_topics", {"group": name})["topics"])
+    if not topics and not facts["members"]:
+        raise Rejected(
+            f"group {name!r} does not exist: no consumer has joined it or committed an offset. `raymq group list` "
+            "shows those that do",
+            field="group",
+            limit="an existing group",
+            found=name,
+        )
+
+    owners = {(each["topic"], each["queue_id"]): each for each in facts["queues"]}
+    queues = [
+        queue
+        for topic in sorted(topics & cluster.topics().keys())
+        for queue in _queues(cluster, name, topic, owners)
+    ]
+    lag = sum(queue["lag"] or 0 for queue in queues)
+    return {"group": name, "coordinator": coordinator, **facts, "queues": queues, "lag": lag}
+
+
+def _queues(
+    cluster: ClusterHandle,
+    name: str,
+    topic: str,
+    owners: dict[tuple[str, int], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The queues of a topic, each with its owner and how far the group is."""
+    described = cluster.describe_topic(topic)["queues"]
+    committed: dict[str, int] = {}
+    for shard in sorted({queue["shard"] for queue in described}):
+        committed |= cluster.call(shard, "offsets", {"group": name, "topic": topic})
+
+    found = []
+    for queue in described:
+        queue_id = queue["queue_id"]
+        offset = committed.get(str(queue_id))
+        owner = owners.get((topic, queue_id), {})
+        found.append(
+            {
+                "topic": topic,
+                "queue_id": queue_id,
+                "shard": queue["shard"],
+                "member": owner.get("member"),
+                "number": owner.get("number"),
+                "revoking": owner.get("revoking", False),
+                "committed": offset,
+                "max_offset": queue["max_offset"],
+                "lag": None if offset is None else queue["max_offset"] - offset,
+            }
+        )
+    return found

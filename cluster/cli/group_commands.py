@@ -1,0 +1,71 @@
+"""`raymq group`: what consumer groups do."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, cluster_of
+
+
+def _listed(
+    options: argparse.Namespace, cluster: object, groups: dict[str, Any]
+) -> tuple[dict[str, object], list[str]]:
+    lines = [
+        f"{name}\t{facts['kind']}\t{facts['state']}\t{facts['members']} members"
+        for name, facts in groups.items()
+    ]
+    return groups, lines
+
+
+GROUP_LIST = ClusterOperation("groups", "", "", _listed)
+
+
+def _described(
+    options: argparse.Namespace, cluster: object, facts: dict[str, Any]
+) -> tuple[dict[str, object], list[str]]:
+    lines = [
+        f"{facts['group']}: {len(facts['members'])} members, {facts['lag']} messages left, "
+        f"coordinated by shard {facts['coordinator']}"
+    ]
+    for member in facts["members"]:
+        instance = f", instance {member['instance_id']}" if member["instance_id"] else ""
+        silent = "?" if member["silent_ms"] is None else f"{member['silent_ms'] / 1000:.1f}"
+        lines.append(
+            f"  member {member['member'][:8]} of {member['client']}{instance}: {member['state']}, last heartbeat "
+            f"{silent} s ago of {member['session_timeout_ms'] / 1000:g}"
+        )
+    for queue in facts["queues"]:
+        owner = "no member" if queue["member"] is None else f"member {queue['member'][:8]}"
+        if queue["revoking"]:
+            owner += ", which releases it"
+        lines.append(f"  {_queue(queue)}: {owner}, {_progress(queue)}")
+    return facts, lines
+
+
+GROUP_DESCRIBE = ClusterOperation("describe_group", "group", "", _described)
+
+
+def group_lag(options: argparse.Namespace, console: Console) -> int:
+    """raymq group lag GROUP"""
+    with cluster_of(options, console) as cluster:
+        facts = cluster.describe_group(options.group)
+    queues = [
+        {name: queue[name] for name in ("topic", "queue_id", "committed", "max_offset", "lag")}
+        for queue in facts["queues"]
+    ]
+    found = {"group": options.group, "lag": facts["lag"], "queues": queues}
+    lines = [f"{options.group}: {facts['lag']} messages"]
+    lines += [f"  {_queue(queue)}: {_progress(queue)}" for queue in facts["queues"]]
+    console.result(options, found, *lines)
+    return EXIT_OK if options.max is None or facts["lag"] <= options.max else EXIT_FAULT
+
+
+def _queue(queue: dict[str, Any]) -> str:
+    return f"queue {queue['queue_id']} of {queue['topic']}"
+
+
+def _progress(queue: dict[str, Any]) -> str:
+    if queue["committed"] is None:
+        return f"no offset, ends at {queue['max_offset']}"
+    return f"committed {queue['committed']} of {queue['max_offset']}, {queue['lag']} left"
