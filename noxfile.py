@@ -108,19 +108,6 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session
-def sql(session: nox.Session) -> None:
-    """The SQL92 filter on the oldest and the newest parser that the extra `sql` takes."""
-    for wanted in ("sqlglot==26.0.0", "sqlglot>=26,<31"):
-        with tempfile.TemporaryDirectory() as folder:
-            words = ("-q", "--no-deps", "--target", folder, wanted)
-            session.run("python", "-m", "pip", "install", *words)
-            session.run(
-                *("python", "-m", "pytest", "tests/store/test_sql_filter.py", *session.posargs),
-                env={"PYTHONPATH": folder},
-            )
-
-
-@nox.session
 def simulate(session: nox.Session) -> None:
     """Replicas under random faults, 150 times as many runs as CI makes: three hundred million steps.
 

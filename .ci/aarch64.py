@@ -27,7 +27,7 @@ from pythons import copy_tree
 #: what tells the kernel of qemu, of the package
 BINFMT = "/usr/lib/binfmt.d/qemu-aarch64.conf"
 #: what tests need beside RayMQ's own requirements
-NEEDED = ("pytest", "pytest-timeout", "hypothesis", "sqlglot>=26,<31", "grpcio")
+NEEDED = ("pytest", "pytest-timeout", "hypothesis", "grpcio")
 #: the words in shared memory, and the processes that use them: wakeups, satellites, deaths, failovers
 TESTS = tuple(
     f"tests/actors/test_{name}.py"

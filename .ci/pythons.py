@@ -52,10 +52,10 @@ class Pair(NamedTuple):
 
 
 #: the extras that one environment can have together: Spark 3.5 and Spark 4 exclude each other
-TOGETHER = ("dev", "sql", "data", "client", "bench", "spark4")
+TOGETHER = ("dev", "data", "client", "bench", "spark4")
 #: each extra alone, so that it is known to name all that it needs
 ALONE = (
-    *((), ("spark",), ("spark4",), ("demo",), ("sql",), ("data",), ("client",)),
+    *((), ("spark",), ("spark4",), ("demo",), ("data",), ("client",)),
     *(("bench",), ("docs",), ("dev",)),
 )
 PAIRS = (
@@ -78,12 +78,11 @@ USES = {
     "import pkgutil; assert 'pyspark_raymq' in {each.name for each in pkgutil.iter_modules()}",
     "demo": "import sys, tempfile, pathlib; sys.path.insert(0, 'examples'); import flights; "
     "flights.prepare(pathlib.Path(tempfile.mkdtemp()), 9)",
-    "sql": "from raymq.store.queues.sql_filter import SqlFilter; SqlFilter(\"a = 'b' AND c > 3\")",
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
     "bench": "import rich.live; from raymq.cluster.bench import run",
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     # Tests of what the standard library, Arrow and Ray do differently: times, asyncio, futures, bytes, slices, tasks.
-    "dev": "import subprocess, sys; import pytest, hypothesis, ray.serve, ray.util.client.worker, sqlglot, nox, build; "
+    "dev": "import subprocess, sys; import pytest, hypothesis, ray.serve, ray.util.client.worker, nox, build; "
     "tests = ['client/test_json_rows.py', 'client/test_async_clients.py', 'client/test_producer.py', "
     "'client/test_message.py', 'client/test_topic_schema.py', 'store/test_binary_columns.py', "
     "'store/test_record.py', 'store/test_properties.py', "

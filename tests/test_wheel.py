@@ -85,7 +85,6 @@ def test_spark_java_and_plots_are_extras(wheel, names):
         "demo",
         "bench",
         "client",
-        "sql",
         "data",
         "docs",
         "dev",

@@ -10,5 +10,6 @@ expression_filter  the filter that a subscription names
 get_message       reads as RocketMQ's brokers make them: statuses, limits, filters
 message_filter    filters by tag
 sql_filter        filters by properties
+sql_syntax        the syntax of these filters: a tree whose parts know their positions
 raw_records       a fetched slice, and its records as columns
 """
