@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raymq.store.base.clock import Clock
+from raymq.store.queues import reader
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .shard_api import ShardBackend
@@ -15,6 +16,12 @@ from .shard_api import ShardBackend
 #: how often to look again for a reader that takes the answer of any replica. A follower that hears its leader no more
 #: must refuse soon
 LOOK_AGAIN_MS = 500
+#: what a fetch with a filter looks at in vain at most: units, and milliseconds without those that it waits. So the
+#: reader learns how far it is, and the fetches of others come in between
+LOOKED_UNITS_MAX = 65_536
+LOOKED_MS_MAX = 50
+#: how long one look of such a fetch takes
+LOOK_MS = 20
 
 
 class FetchProgress:
@@ -25,15 +32,25 @@ class FetchProgress:
         self.request = asked
         self._asked = asked
         self._looked: dict[int, FetchSlice] = {}
+        #: of `LOOKED_UNITS_MAX` and `LOOKED_MS_MAX`
+        self._units = self._took_ms = 0
 
-    def note(self, found: list[FetchSlice]) -> bool:
-        """Go on after these. Returns: whether the fetch ends with them, because one has records or an error."""
+    def note(self, found: list[FetchSlice], took_ms: int = 0) -> bool:
+        """Go on after these. Args: `took_ms`: the time of this look.
+
+        Returns: whether the fetch ends with them: one has records or an error, or the next look might be too much.
+        """
         if not found:
             return False
+        self._units += sum(part.next_offset - part.first_offset for part in found)
+        self._took_ms += took_ms
         self._looked |= {part.queue_id: part for part in found}
         ends = {part.queue_id: part.next_offset for part in found}
         self.request = self.request._replace(offsets={**self.request.offsets, **ends})
-        return any(map(_is_found, found))
+        return any(map(_is_found, found)) or (
+            self._units + reader.FILTERED_UNITS > LOOKED_UNITS_MAX
+            or self._took_ms + LOOK_MS > LOOKED_MS_MAX
+        )
 
     def answer(self) -> list[FetchSlice]:
         """All that was noted, from the offsets that were asked for."""
@@ -75,9 +92,10 @@ class HeldFetch:
 
     def poll(self) -> list[FetchSlice] | None:
         """Look for messages. Returns: the answer; None: look again after `notify` or `left_ms`. Raises: RayMQError."""
+        began_ms = self._clock.monotonic_ms()
         found = self._backend.fetch(self._progress.request._replace(wait_ms=0))
         now_ms = self._clock.monotonic_ms()
-        if self._progress.note(found) or now_ms >= self._deadline_ms:
+        if self._progress.note(found, now_ms - began_ms) or now_ms >= self._deadline_ms:
             return self._progress.answer()
 
         self._look_again_ms = self._deadline_ms

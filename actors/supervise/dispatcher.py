@@ -6,12 +6,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from raymq.actors.api.held_fetch import FetchProgress
+from raymq.actors.api.held_fetch import LOOK_MS, FetchProgress
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, NotServing, OffsetOutOfRange, StorageFull, Unavailable
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.queues import reader
 from raymq.store.queues.expression_filter import expression_filter
+from raymq.store.queues.message_filter import LookLimit
 from raymq.store.records.requests import FetchRequest, FetchSlice
 from raymq.store.state.topics import QueueKey
 
@@ -197,13 +199,14 @@ class Dispatcher:
         may_hold = request.wait_ms > 0 or awaits_dispatch
         if awaits_dispatch:
             self._dispatch_for_read()
+        look_ms = self._clock.monotonic_ms()
         found = self._read(request)
         if dispatch_lags and any(isinstance(each.error, OffsetOutOfRange) for each in found):
             # The range in the error must end after every acknowledged message.
             self.await_confirmed()
             found = self._read(request)
         progress = FetchProgress(request)
-        if progress.note(found) or not may_hold:
+        if progress.note(found, self._clock.monotonic_ms() - look_ms) or not may_hold:
             return progress.answer()
         return self._hold(progress, began_ms, confirmed)
 
@@ -219,8 +222,9 @@ class Dispatcher:
                     self._dispatch_for_read()
                 # Checked before the queues are read: a dispatch between the two is not missed.
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
+                look_ms = self._clock.monotonic_ms()
                 found = self._read(request)
-                is_over = progress.note(found)
+                is_over = progress.note(found, self._clock.monotonic_ms() - look_ms)
 
                 wait_ms = request.wait_ms
                 if awaits_dispatch:
@@ -359,13 +363,16 @@ class Dispatcher:
     def _read_queues(self, request: FetchRequest) -> list[FetchSlice]:
         slices: list[FetchSlice] = []
         budget, left = request.max_bytes, len(request.offsets)
+        units_left = reader.FILTERED_UNITS
+        over_ms = self._clock.monotonic_ms() + LOOK_MS
 
         for queue_id, offset in self._in_turn(request):
             # An equal share of what is left: what one queue does not need is for those after it.
             share = max(budget // left, 1)
             left -= 1
+            look = LookLimit(units_left, lambda: self._clock.monotonic_ms() >= over_ms)
             try:
-                fetched = self._read_queue(request, queue_id, offset, share)
+                fetched = self._read_queue(request, queue_id, offset, share, look)
             except (OffsetOutOfRange, Corrupt) as error:
                 low, high = self._store.queue_range(request.topic, queue_id)
                 slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
@@ -375,6 +382,11 @@ class Dispatcher:
                 # Arrow takes long to count bytes, so those of the last queue are not counted.
                 budget -= fetched.records.nbytes if left else 0
                 if budget <= 0:
+                    break
+            if request.wanted is not None:
+                # The next look goes on with the queues that this one does not reach.
+                units_left -= fetched.next_offset - offset
+                if units_left <= 0 or look.is_over():
                     break
 
         return slices
@@ -402,7 +414,12 @@ class Dispatcher:
             return 0
 
     def _read_queue(
-        self, request: FetchRequest, queue_id: int, offset: int, max_bytes: int
+        self,
+        request: FetchRequest,
+        queue_id: int,
+        offset: int,
+        max_bytes: int,
+        look: LookLimit,
     ) -> FetchSlice:
         """The first records from `offset` on. Raises: OffsetOutOfRange, Corrupt, Rejected for a wrong filter."""
         wanted = None if request.wanted is None else expression_filter(*request.wanted)
@@ -414,6 +431,7 @@ class Dispatcher:
                 max_bytes=max_bytes,
                 max_records=request.max_records,
                 wanted=wanted,
+                look=look,
             )
             is_at_end = fetched.next_offset <= offset
             if wanted is not None or is_at_end or fetched.records is None or len(fetched.records):

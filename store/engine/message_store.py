@@ -53,7 +53,7 @@ from raymq.store.put.stats import StoreStats
 from raymq.store.put.topic_records import TopicRecords
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
-from raymq.store.queues.message_filter import MessageFilter
+from raymq.store.queues.message_filter import LookLimit, MessageFilter
 from raymq.store.queues.raw_records import fault_of, records_before
 from raymq.store.queues.reader import QueueReader
 from raymq.store.queues.reput_service import ReputService
@@ -517,16 +517,17 @@ class MessageStore:
         max_bytes: int,
         max_records: int,
         wanted: MessageFilter | None = None,
+        look: LookLimit | None = None,
     ) -> FetchSlice:
-        """Read records: `QueueReader.fetch`, or for a compacted topic `CompactionStore.fetch`.
+        """Read records: `QueueReader.fetch`, or for a compacted topic `CompactionStore.fetch`, which needs no `look`.
 
         Raises: also Unavailable if the store is not readable.
         """
         self._check_readable()
-        reader: CompactionStore | QueueReader = self.reader
+        read = partial(self.reader.fetch, look=look)
         if self.compaction.owns(topic):
-            reader = self.compaction
-        fetch = partial(reader.fetch, max_bytes=max_bytes, max_records=max_records, wanted=wanted)
+            read = partial(self.compaction.fetch)
+        fetch = partial(read, max_bytes=max_bytes, max_records=max_records, wanted=wanted)
         found = self._with_sound_unit(fetch, topic, queue_id, offset)
         self.stats.note_get(0 if found.records is None else len(found.records))
         return found

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
@@ -107,6 +108,21 @@ class LogReads:
                 check_position=self._check_positions,
             )
         return self._mended(read)
+
+    def properties(self, positions: Int64s, sizes: Int64s) -> pa.Array:
+        """The properties strings of records at ascending physical offsets: `record_reads.read_properties`.
+
+        Raises: as `records`.
+        """
+        return self._mended(
+            lambda: record_reads.read_properties(
+                self._segments,
+                positions,
+                sizes,
+                self._end(),
+                check_position=self._check_positions,
+            )
+        )
 
     def undamaged_records(
         self, positions: Int64s, sizes: Int64s, *, check_crc: bool = True, check: bool = True

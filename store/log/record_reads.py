@@ -27,11 +27,15 @@ _INT = np.dtype(">i4")
 
 #: bytes read at an offset at which a record may begin. A larger record is read whole
 FIRST_READ_BYTES = 2048
+#: a larger record is read in two parts where only its properties are wanted: a second read costs as much as such a body
+WHOLE_BYTES = 16 << 10
 #: bytes read at a time on a walk. A larger record is read whole
 WALK_BYTES = 1 << 20
 #: most bytes of a record besides its body
 _HEADER_MAX = fmt.HEADER_BYTES + 2 * fmt.IPV6_EXTRA_BYTES
 _REST_MAX = _HEADER_MAX + 4 + 2 * 0x7FFF
+#: least bytes of a record after its body
+_TAIL_MIN = 4
 
 
 class Records(NamedTuple):
@@ -99,6 +103,21 @@ def read_unchecked(
     if not len(positions):
         return Records(memoryview(b""), positions, sizes)
 
+    ends = _checked_ends(segments, positions, sizes, overlapping=overlapping)
+    data, starts = read_together(
+        lambda begin, stop: read_of(segments, begin, stop, end),
+        lambda target, begin: read_into(segments, target, begin, end),
+        positions,
+        ends,
+        apart=positions[1:] // segments.file_size > positions[:-1] // segments.file_size,
+    )
+    return Records(data, starts, sizes)
+
+
+def _checked_ends(
+    segments: MappedFileQueue, positions: Int64s, sizes: Int64s, *, overlapping: bool = False
+) -> Int64s:
+    """Where records end. Raises: Corrupt unless each may be a record inside its file, after the one before it."""
     size = segments.file_size
     ends = positions + sizes
     good = (sizes >= fmt.RECORD_MIN_BYTES) & (positions >= 0) & (positions % size + sizes <= size)
@@ -116,15 +135,67 @@ def read_unchecked(
             offset=int(positions[row]),
             rule=UNIT_RECORD_RULE,
         )
+    return ends
 
-    data, starts = read_together(
-        lambda begin, stop: read_of(segments, begin, stop, end),
-        lambda target, begin: read_into(segments, target, begin, end),
-        positions,
-        ends,
-        apart=positions[1:] // size > positions[:-1] // size,
+
+def read_properties(
+    segments: MappedFileQueue,
+    positions: Int64s,
+    sizes: Int64s,
+    end: int,
+    *,
+    check_position: bool = True,
+) -> pa.Array:
+    """The properties strings of the records at ascending physical offsets, a binary column.
+
+    The body of a record of more than WHOLE_BYTES is not read, and that of no record is compared with its CRC.
+    Raises: as `read_records`.
+    """
+    is_small = sizes <= WHOLE_BYTES
+    if not is_small.all():
+        _checked_ends(segments, positions, sizes)
+    small = read_records(
+        segments,
+        positions[is_small],
+        sizes[is_small],
+        end,
+        check_crc=False,
+        check_position=check_position,
     )
-    return Records(data, starts, sizes)
+    found = record.decode(*small, columns=("properties",)).column(0)
+    if is_small.all():
+        return found
+
+    large = [
+        _properties_at(segments, *place, end, check_position=check_position)
+        for place in zip(positions[~is_small].tolist(), sizes[~is_small].tolist(), strict=True)
+    ]
+    rows = np.empty(len(sizes), dtype=np.int64)
+    rows[is_small] = np.arange(len(found))
+    rows[~is_small] = np.arange(len(found), len(sizes))
+    return pa.concat_arrays([found, pa.array(large, pa.binary())]).take(pa.array(rows))
+
+
+def _properties_at(
+    segments: MappedFileQueue, position: int, size: int, end: int, *, check_position: bool
+) -> bytes:
+    """The properties string of one large record: its head is read, and what follows its body. Raises: as `records`."""
+    head = read_of(segments, position, position + _HEADER_MAX, end)
+    noted, magic, _, noted_position, *_ = fmt.HEADER_ESSENTIALS.unpack_from(head)
+    if check_position and noted_position != position:
+        raise damaged(segments, position, record.WalkStop.WRONG_POSITION.value)
+    if magic not in (fmt.MAGIC_V1, fmt.MAGIC_V2):
+        raise damaged(segments, position, record.WalkStop.BAD_MAGIC.value)
+
+    body_end = _body_end(head)
+    if noted == size and fmt.HEADER_BYTES <= body_end <= size - _TAIL_MIN:
+        tail = read_of(segments, position + body_end, position + size, end)
+        width = 1 if magic == fmt.MAGIC_V1 else 2
+        at = width + int.from_bytes(tail[:width], "big")
+        # Both lengths must lead to the end of the record.
+        if len(tail) == at + 2 + int.from_bytes(tail[at : at + 2], "big"):
+            return tail[at + 2 :]
+    raise damaged(segments, position, record.WalkStop.BAD_LENGTH.value)
 
 
 def may_be_record(segments: MappedFileQueue, position: int, size: int) -> bool:
@@ -269,12 +340,25 @@ def _end_of_first(head: bytes, at: int, stop: int) -> int | None:
 
 def _size_of(head: bytes) -> int | None:
     """The size in the head of a record; None if its body's length makes that size impossible."""
-    size, *_, flags, _, _ = fmt.HEADER_ESSENTIALS.unpack_from(head)
+    size = int.from_bytes(head[:4], "big", signed=True)
+    at = _body_length_at(head)
+    rest = size - int.from_bytes(head[at : at + 4], "big")
+    return size if fmt.RECORD_MIN_BYTES <= rest <= _REST_MAX else None
+
+
+def _body_length_at(head: bytes) -> int:
+    """Where the head of a record has the length of the body."""
+    *_, flags, _, _ = fmt.HEADER_ESSENTIALS.unpack_from(head)
     at = fmt.BODY_LENGTH_AT
     for flag in (fmt.SYS_BORN_HOST_V6, fmt.SYS_STORE_HOST_V6):
         at += fmt.IPV6_EXTRA_BYTES if flags & flag else 0
-    rest = size - int.from_bytes(head[at : at + 4], "big")
-    return size if fmt.RECORD_MIN_BYTES <= rest <= _REST_MAX else None
+    return at
+
+
+def _body_end(head: bytes) -> int:
+    """Where the body of a record ends, from the start of the record."""
+    at = _body_length_at(head)
+    return at + 4 + int.from_bytes(head[at : at + 4], "big")
 
 
 def _readable(read: Callable[[int, int], bytes], start: int, stop: int) -> tuple[bytes, int]:

@@ -214,18 +214,16 @@ class GetMessage:
 
     def _properties(self, units: QueueUnits) -> pa.Array:
         """The properties strings of units' records."""
-        records = self._read(units, check_crc=False)
-        return record.decode(*records, columns=("properties",)).column(0)
+        positions = units["position"].astype(np.int64)
+        return self._log.reads.properties(positions, units["size"].astype(np.int64))
 
     def _records(self, units: QueueUnits) -> pa.ChunkedArray:
         return pa.chunked_array([record.select(*self._read(units))], pa.binary())
 
-    def _read(self, units: QueueUnits, *, check_crc: bool = True) -> Records:
+    def _read(self, units: QueueUnits) -> Records:
         """Read the records of units. Raises: Corrupt for a damaged or unreadable record."""
         positions = units["position"].astype(np.int64)
-        return self._log.reads.records(
-            positions, units["size"].astype(np.int64), check_crc=check_crc
-        )
+        return self._log.reads.records(positions, units["size"].astype(np.int64))
 
 
 def _status_without_messages(alive: Bools, gone: Bools) -> GetMessageStatus:

@@ -7,7 +7,7 @@ tag filter, and tags of the same hash reach it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -38,17 +38,29 @@ class MessageFilter(Protocol):
         """A mask of the records that are wanted, by their properties strings."""
 
 
+class LookLimit(NamedTuple):
+    """How much of a queue one read with a filter looks at."""
+
+    #: units at most
+    units: int
+    #: whether the time is over. Some records are looked at all the same, so that each read moves on
+    is_over: Callable[[], bool]
+
+
 def matching(
     wanted: MessageFilter,
     tags_codes: Int64s,
     good: Bools,
     properties: Callable[[Int64s], pa.Array],
     most: int,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Bools:
     """A mask of the units that a filter wants, by both steps.
 
     Args: `good`: a mask of the units that may be read. `properties`: reads the properties strings of the records of
         some rows. `most`: records are read until more of them are wanted; the mask has none of those after them.
+        `is_over`: of a LookLimit. The mask then ends after the units that were looked at.
     """
     by_units = wanted.units(tags_codes)
     if by_units is not None:
@@ -65,6 +77,8 @@ def matching(
         found += len(kept)
         if found > most:
             break
+        if is_over():
+            return good[: int(part[-1]) + 1]
     return good
 
 

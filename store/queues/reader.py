@@ -21,7 +21,7 @@ from raymq.store.state.shard_state import ShardState
 
 from .consume_queue import BLANK_SIZE, MISSING_CODE, ConsumeQueue, QueueUnits
 from .consume_queues import ConsumeQueues
-from .message_filter import MessageFilter, matching
+from .message_filter import LookLimit, MessageFilter, matching
 
 #: consume queue units read first; more if their records are short
 UNITS_FIRST = 1024
@@ -52,11 +52,12 @@ class QueueReader:
         max_bytes: int,
         max_records: int,
         wanted: MessageFilter | None = None,
+        look: LookLimit | None = None,
     ) -> FetchSlice:
         """Read records of one queue from `offset`, at least one if there is one, never above the confirmed end.
 
         Args: `wanted`: only these. Then there may be no record, and `next_offset` is where the next read goes on: no
-        message before it is wanted that is not returned. One read looks at FILTERED_UNITS messages at most.
+        message before it is wanted that is not returned. `look`: how far such a read looks; None: FILTERED_UNITS.
         Returns: raw RocketMQ records as one binary column, without a copy if they are neighbours. If most of them
         are neighbours, only the first group of neighbours is returned. The caller checks each record (`first_fault`).
         Raises: OffsetOutOfRange below the queue's first offset, or above its last one in the log. Corrupt for a damaged
@@ -84,6 +85,7 @@ class QueueReader:
                 max_bytes=max_bytes,
                 max_records=max_records,
                 wanted=wanted,
+                look=look,
             )
         if count <= FEW_RECORDS and wanted is None:
             few = self._few_neighbours(queue, offset, count, max_bytes)
@@ -94,7 +96,8 @@ class QueueReader:
         if wanted is None:
             units = self._units_for(queue, offset, count, max_bytes)
         else:
-            units = queue.read(offset, min(high - offset, FILTERED_UNITS))
+            look = look or LookLimit(FILTERED_UNITS, lambda: False)
+            units = queue.read(offset, min(high - offset, look.units))
         if not len(units):
             # The message was deleted after the range was read.
             raise out_of_range(topic, queue_id, offset, *self._queues.range(topic, queue_id))
@@ -105,12 +108,12 @@ class QueueReader:
         units = units[: leading(has_record)]
 
         try:
-            if wanted is None:
+            if wanted is None or look is None:
                 found = self._first_records(topic, queue_id, offset, units, max_bytes)
                 looked = len(found)
             else:
                 found, looked = self._wanted_records(
-                    topic, queue_id, offset, units, wanted, max_bytes, max_records
+                    topic, queue_id, offset, units, wanted, max_bytes, max_records, look
                 )
         except OffsetOutOfRange as error:
             raise out_of_range(
@@ -187,6 +190,7 @@ class QueueReader:
         wanted: MessageFilter,
         max_bytes: int,
         max_records: int,
+        look: LookLimit,
     ) -> tuple[pa.Array, int]:
         """The first records that a filter wants, in one file, and how many units were looked at."""
         positions, sizes = self._in_one_file(units)
@@ -194,15 +198,19 @@ class QueueReader:
         positions, sizes = positions[:count], sizes[:count]
 
         def properties(rows: Int64s) -> pa.Array:
-            read = self._log.reads.records(positions[rows], sizes[rows], check_crc=False)
-            return record.decode(*read, columns=("properties",)).column(0)
+            return self._log.reads.properties(positions[rows], sizes[rows])
 
         codes = units["tags_code"].astype(np.int64)
         while True:
             every = np.ones(len(positions), dtype=np.bool_)
             try:
-                rows = np.flatnonzero(
-                    matching(wanted, codes[: len(every)], every, properties, max_records)
+                mask = matching(
+                    wanted,
+                    codes[: len(every)],
+                    every,
+                    properties,
+                    max_records,
+                    is_over=look.is_over,
                 )
                 break
             except Corrupt as error:
@@ -214,9 +222,10 @@ class QueueReader:
                     raise
                 positions, sizes = positions[:count], sizes[:count]
 
+        rows = np.flatnonzero(mask)
         within_bytes = int(sizes[rows].cumsum().searchsorted(max_bytes, side="right"))
         most = min(max_records, max(1, within_bytes))
-        looked = int(rows[most]) if len(rows) > most else len(positions)
+        looked = int(rows[most]) if len(rows) > most else len(mask)
         rows = rows[:most]
         if not len(rows):
             return _NO_RECORDS, looked

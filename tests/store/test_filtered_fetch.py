@@ -10,13 +10,16 @@ import pyarrow as pa
 import pytest
 
 from raymq.store.base.errors import Corrupt
+from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues import reader
 from raymq.store.queues.expression_filter import expression_filter
-from raymq.store.queues.message_filter import MessageFilter, TagFilter
+from raymq.store.queues.message_filter import RECORDS_AT_ONCE, LookLimit, MessageFilter, TagFilter
 from raymq.store.queues.raw_records import decode_records
+from raymq.store.records import record
+from raymq.store.records.properties import decode as decode_properties
 from raymq.store.records.requests import FetchSlice
 from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from tests.support.confirming import confirm
@@ -161,3 +164,129 @@ def test_what_a_filter_gives_are_the_records_of_the_log(store: MessageStore) -> 
     plain = store.fetch("t", 0, 0, max_bytes=MANY, max_records=10).records
     found = fetch(store, TagFilter("a")).records
     assert found.equals(plain.take(pa.array(np.arange(0, 10, 3))))
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+LARGE = 100_000
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[MessageStore]:
+    """A store of messages with large bodies, and small ones in between: those with odd numbers are large."""
+    made = MessageStore.open(tmp_path, config=StoreConfig(message_index=False))
+    made.topics.create("t", 1, [0])
+    for number in range(40):
+        properties = {"TAGS": "ab"[number % 2], "n": str(number), "long": "x" * (1 + number * 100)}
+        body = b"%d" % number if number % 2 == 0 else b"x" * LARGE
+        made.put_inner([InnerMessage("t", 0, body, properties)])
+    confirm(made)
+    yield made
+    made.close()
+
+
+class ReadBytes:
+    """Counts the bytes of files that are read while it is there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        read_range, read_into = Files.read_range, Files.read_into
+
+        def counted(files: Files, fd: int, start: int, stop: int, **how: object) -> bytes:
+            self.count += stop - start
+            return read_range(files, fd, start, stop, **how)
+
+        def counted_into(files: Files, fd: int, target: memoryview, *where: object, **how: object):
+            self.count += len(target)
+            return read_into(files, fd, target, *where, **how)
+
+        monkeypatch.setattr(Files, "read_range", counted)
+        monkeypatch.setattr(Files, "read_into", counted_into)
+
+
+@pytest.mark.parametrize(("kind", "expression"), [("TAG", "none"), ("SQL92", "n > 99")])
+def test_no_body_is_read_of_a_large_message_that_is_not_wanted(
+    large: MessageStore, monkeypatch: pytest.MonkeyPatch, kind: str, expression: str
+) -> None:
+    read = ReadBytes(monkeypatch)
+    found = fetch(large, expression_filter(kind, expression))
+    assert (len(found.records), found.next_offset) == (0, 40)
+    # 78,000 bytes are properties, which a filter by tag does not need either.
+    assert read.count < (200_000 if kind == "SQL92" else 2_000)
+    fetch(large, expression_filter("SQL92", "n = 7"))
+    assert read.count > LARGE
+
+
+def test_only_the_wanted_bodies_are_in_the_answer(large: MessageStore) -> None:
+    found = fetch(large, expression_filter("SQL92", "n = 4 OR n = 9"), max_bytes=1 << 30)
+    assert [len(body) for body in decode_records(found.records)["body"].to_pylist()] == [1, LARGE]
+    assert found.records.nbytes < LARGE + 3_000
+
+
+def test_the_properties_of_large_and_small_records_are_those_that_were_put(
+    large: MessageStore,
+) -> None:
+    units = large.consume_queues.get("t", 0).read(0, 40)
+    places = units["position"].astype(np.int64), units["size"].astype(np.int64)
+    texts = large.log.reads.properties(*places).to_pylist()
+    assert [decode_properties(text)["n"] for text in texts] == [str(n) for n in range(40)]
+    whole = large.log.reads.records(*places)
+    assert texts == record.decode(*whole, columns=("properties",)).column(0).to_pylist()
+
+
+@pytest.mark.parametrize("at", [0, 4, 28, 35, 84, 85, LARGE + 88, LARGE + 90])
+def test_damage_of_a_large_record_is_found_although_its_body_is_not_read(
+    large: MessageStore, tmp_path: Path, at: int
+) -> None:
+    """Size, magic, physical offset, length of the body, of the topic and of the properties."""
+    place = int(large.consume_queues.get("t", 0).read(1, 1)["position"][0])
+    (path,) = [each for each in (tmp_path / "commitlog").iterdir() if int(each.name) == 0]
+    with path.open("r+b") as file:
+        file.seek(place + at)
+        before = file.read(1)
+        file.seek(place + at)
+        file.write(bytes([before[0] ^ 0x55]))
+    wanted = expression_filter("SQL92", "n >= 0")
+    assert fetch(large, wanted).next_offset == 1
+    with pytest.raises(Corrupt) as caught:
+        fetch(large, wanted, 1)
+    assert caught.value.offset == place
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_read_ends_when_its_time_is_over_and_moves_on_all_the_same(store: MessageStore) -> None:
+    put(store, 3 * RECORDS_AT_ONCE)
+    wanted = expression_filter("SQL92", "n = 1 OR n = 300")
+    got, offset, reads = [], 0, 0
+    while offset < 3 * RECORDS_AT_ONCE:
+        found = store.fetch(
+            "t",
+            0,
+            offset,
+            max_bytes=MANY,
+            max_records=MANY,
+            wanted=wanted,
+            look=LookLimit(MANY, lambda: True),
+        )
+        assert 0 < found.next_offset - offset <= RECORDS_AT_ONCE
+        got += bodies(found)
+        offset, reads = found.next_offset, reads + 1
+    assert got == [1, 300]
+    assert reads >= 3
+
+
+def test_a_read_looks_at_so_many_units_at_most(store: MessageStore) -> None:
+    put(store, 20)
+    for wanted in (TagFilter("none"), expression_filter("SQL92", "n > 99")):
+        found = store.fetch(
+            "t",
+            0,
+            2,
+            max_bytes=MANY,
+            max_records=MANY,
+            wanted=wanted,
+            look=LookLimit(7, lambda: False),
+        )
+        assert (found.next_offset, len(found.records)) == (9, 0)
