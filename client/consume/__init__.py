@@ -7,6 +7,7 @@ member_queues    the queues of a consumer that shares a topic with its group: th
 membership       its membership in the group: heartbeats, claims, what its program has to do
 group_member     the same as a state machine without I/O
 heartbeats       sends the heartbeats of all members of a process
+selector         the options `tags` and `sql` of all readers
 assigned_queues  the queues that a consumer reads, and how far
 shard_reader     reads ahead from one shard
 range_reader     reads one queue by offset, for Spark tasks, queues and checks

@@ -215,8 +215,10 @@ class AssignedQueues:
         if not self._iterating and not self._begin_iterating(max_records, timeout_s, is_over):
             return None
         self.check_open()
-        message = self._iterating[0]
-        self.positions[message.queue_id] = message.offset + 1
+        message, is_last = self._iterating[0], len(self._iterating) == 1
+        # After the last one also over what a filter did not want.
+        after = self._iterating_fetched.next_offset if is_last else message.offset + 1
+        self.positions[message.queue_id] = after
         # Without a call: an interrupt after it would lose the message.
         del self._iterating[0]
         return message

@@ -23,6 +23,7 @@ from raymq.store.base.errors import Rejected
 
 from .consumer import Consumer
 from .consumer_config import ConsumerConfig, ConsumerOptions, QueuesCallback
+from .selector import selector_of
 
 _Found = TypeVar("_Found", bound=Sized)
 
@@ -84,6 +85,10 @@ class AsyncConsumer(OpenClient):
             a coroutine function.
         on_revoked: of a member, called with [(topic, queue_id)...] that it has to give up. It may be a coroutine
             function, and commit.
+        tags: only messages with one of these tags, as in "new || paid"; None (default): all. The shard looks at the
+            others, and sends nothing of them.
+        sql: only messages for whose properties this SQL92 expression is true, such as "price > 5 AND region IN
+            ('eu')"; None (default): all. Either `tags` or `sql`.
         clock: the source of time, for tests.
 
     Guarantees:
@@ -91,6 +96,7 @@ class AsyncConsumer(OpenClient):
 
     Raises:
         Rejected: an unknown topic or queue, a bad option, or `start` is missing; raised when the consumer opens.
+            For a wrong `tags` or `sql` it has the position of the fault, and is raised when the consumer is made.
         OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
@@ -110,7 +116,9 @@ class AsyncConsumer(OpenClient):
     ) -> None:
         """Note the options. The cluster is first asked by `open`."""
         self.topic = topic
-        self.group = ConsumerConfig(**options).group
+        config = ConsumerConfig(**options)
+        selector_of(config.tags, config.sql)
+        self.group = config.group
         self._cluster = cluster
         self._clock = clock
         self._options = options

@@ -37,6 +37,7 @@ from raymq.store.state.topics import dlq_topic, retry_topic
 from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start
 from .member_queues import MemberQueues
+from .selector import selector_of
 from .shard_reader import FetchedRecords, ReadState
 
 #: messages that iteration takes at a time
@@ -93,15 +94,21 @@ class Consumer(OpenClient):
             10). It gives queues up in `poll` and iteration. One that takes longer is removed after its session.
         on_assigned: of a member, called with [(topic, queue_id)...] that it reads from now on, in the thread of `poll`.
         on_revoked: of a member, called with [(topic, queue_id)...] that it has to give up. It may commit.
+        tags: only messages with one of these tags, as in "new || paid"; None (default): all. The shard looks at the
+            others, and sends nothing of them.
+        sql: only messages for whose properties this SQL92 expression is true, such as "price > 5 AND region IN
+            ('eu')"; None (default): all. Either `tags` or `sql`.
         clock: the source of time, for tests.
 
     Guarantees:
         Every message that is returned was compared with its CRC. Messages of one queue come in offset order without
-        gaps, except in a compacted topic. An offset that a queue does not hold raises OffsetOutOfRange until `seek`: a
+        gaps, except in a compacted topic and with a filter. `position`, and so `commit`, also moves on over messages
+        that the filter does not want. An offset that a queue does not hold raises OffsetOutOfRange until `seek`: a
         consumer never jumps.
 
     Raises:
-        Rejected: an unknown topic or queue, a bad option, or `start` is missing.
+        Rejected: an unknown topic or queue, a bad option, or `start` is missing. For a wrong `tags` or `sql` it has the
+            position of the fault.
         OffsetOutOfRange: a queue does not hold the offset to read. `min` and `max` are its range.
         Corrupt: a stored message is damaged. `seek` after it to continue.
         Unavailable: a shard is unreachable for longer than `unavailable_timeout_ms`.
@@ -142,6 +149,7 @@ class Consumer(OpenClient):
         state = ReadState(
             topic, config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms
         )
+        state.selector = selector_of(config.tags, config.sql)
         self._assigned = AssignedQueues(
             self._routes,
             state,

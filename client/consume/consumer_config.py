@@ -9,6 +9,8 @@ from typing import Literal, TypedDict
 from raymq.client.arguments import check_choice, check_number
 from raymq.store.base.errors import Rejected
 
+from .selector import selector_of
+
 Start = str | int | Mapping[int, int] | None
 #: called with the queues, as (topic, queue id), ascending
 QueuesCallback = Callable[[list[tuple[str, int]]], object]
@@ -34,6 +36,8 @@ class ConsumerOptions(TypedDict, total=False):
     revoke_timeout_s: float
     on_assigned: QueuesCallback | None
     on_revoked: QueuesCallback | None
+    tags: str | None
+    sql: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,8 @@ class ConsumerConfig:
     revoke_timeout_s: float = 10.0
     on_assigned: QueuesCallback | None = None
     on_revoked: QueuesCallback | None = None
+    tags: str | None = None
+    sql: str | None = None
 
     @property
     def is_member(self) -> bool:
@@ -79,3 +85,4 @@ class ConsumerConfig:
                     field=name,
                     limit="a member of a group",
                 )
+        selector_of(self.tags, self.sql)

@@ -17,7 +17,7 @@ from raymq.client.transport.nearest import NearestReplicas
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
-from raymq.store.records.requests import FetchRequest, FetchSlice
+from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
 
 from .consumer_config import ReadFrom
 from .range_reader import ends_before
@@ -66,6 +66,8 @@ class ReadState:
     #: why the topic cannot be read at all
     fatal_error: RayMQError | None = None
     closed: bool = False
+    #: only these messages; None: all
+    selector: MessageSelector | None = None
     #: called by readers now and then, to look for queues that were added to the topic. It must not block
     look_for_queues: Callable[[], None] = lambda: None
 
@@ -132,9 +134,7 @@ class ShardReader(FetchThread):
                 return False
             self._turn += 1
             wanted = self._wanted()
-        found = stream.fetch(
-            FetchRequest(state.topic, wanted, state.fetch_bytes, state.fetch_records, WAIT_MS)
-        )
+        found = stream.fetch(self._request(wanted, state.fetch_records, WAIT_MS))
         found = verify_slices(found, self._routes, state.topic, self.shard, self._nearest)
         self._pauses = search_pauses()
 
@@ -154,6 +154,12 @@ class ShardReader(FetchThread):
                 state.changed.wait_for(must_return, SEARCH_PAUSE_MS / 1000)
         return True
 
+    def _request(self, wanted: dict[int, int], max_records: int, wait_ms: int) -> FetchRequest:
+        state = self._state
+        return FetchRequest(
+            state.topic, wanted, state.fetch_bytes, max_records, wait_ms, wanted=state.selector
+        )
+
     def _check_back(self, stream: FetchStream) -> None:
         """Note that a shard that was unreachable answers again. Raises: RayMQError if it does not.
 
@@ -163,7 +169,7 @@ class ShardReader(FetchThread):
         with state.changed:
             wanted = self._wanted()
         if wanted:
-            stream.fetch(FetchRequest(state.topic, wanted, state.fetch_bytes, 1, 0))
+            stream.fetch(self._request(wanted, 1, 0))
             with state.changed:
                 state.down.pop(self.shard, None)
 

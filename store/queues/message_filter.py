@@ -92,7 +92,7 @@ class TagFilter:
         self.needs_records = bool(tags) and ALL not in tags
         if expression.strip() and not tags:
             fault = f"{expression!r} names no tag; write TagA || TagB, or {ALL}"
-            raise Rejected(fault, field="filter", limit="tags")
+            raise Rejected(fault, field="filter", limit="tags", position=1)
         self._tags = pa.array([tag.encode() for tag in tags], pa.binary())
         # Units hold the hash as 64 bits, of which RocketMQ compares the lower 32.
         self._codes = np.array([fmt.tags_code(tag) for tag in tags], dtype=np.int32)
