@@ -11,6 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from raymq.client.consume.queue_ranges import QueueRange
 from raymq.client.messages.topic_values import TopicValues
 
+from .pushed_filters import tag_selector
 from .range_columns import HowToRead, read_columns
 from .source_options import SourceOptions
 
@@ -32,7 +33,13 @@ class RangePartition(InputPartition):
         """Args: `tags`: of the rows that the query needs; None: all."""
         super().__init__(wanted)
         self.cluster = cluster
-        self.how = HowToRead(options.read_from, options.fail_on_data_loss, values, tags)
+        self.how = HowToRead(
+            options.read_from,
+            options.fail_on_data_loss,
+            values,
+            tags,
+            options.selector or tag_selector(tags),
+        )
 
 
 def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

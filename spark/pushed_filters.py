@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.actors.api.call_arguments import EXPRESSION_CHARS_MAX
 from raymq.client.consume.queue_ranges import QueueRange
+from raymq.store.records.requests import MessageSelector
 
 #: class of Spark's filter -> how it compares
 _OPERATORS = {
@@ -78,6 +80,19 @@ def with_tags(rows: pa.RecordBatch, tags: tuple[str, ...] | None) -> pa.RecordBa
     if tags is None:
         return rows
     return rows.filter(pc.is_in(rows.column("tag"), value_set=pa.array(tags, pa.string())))
+
+
+def tag_selector(tags: tuple[str, ...] | None) -> MessageSelector | None:
+    """The filter by which the shards leave other tags out; None: they cannot, or all are wanted."""
+    if not tags or not all(map(_is_plain, tags)):
+        return None
+    expression = " || ".join(tags)
+    return MessageSelector("TAG", expression) if len(expression) <= EXPRESSION_CHARS_MAX else None
+
+
+def _is_plain(tag: str) -> bool:
+    """Whether a tag means itself in a filter by tags."""
+    return tag not in ("", "*") and "||" not in tag and tag == tag.strip()
 
 
 def _is_of_use(comparison: Comparison) -> bool:

@@ -12,6 +12,7 @@ from raymq.client.consume.consumer_config import ReadFrom
 from raymq.client.consume.queue_ranges import QueueRange, read_queue_range
 from raymq.client.messages.topic_values import TopicValues
 from raymq.store.base.errors import Bug, RayMQError
+from raymq.store.records.requests import MessageSelector
 
 from .columns import columns
 from .offsets import report_loss
@@ -29,6 +30,8 @@ class HowToRead(NamedTuple):
     values: TopicValues
     #: of the rows that the query needs; None: all
     tags: tuple[str, ...] | None = None
+    #: only these messages; None: all
+    selector: MessageSelector | None = None
 
 
 def read_columns(
@@ -40,6 +43,7 @@ def read_columns(
             cluster,
             wanted,
             read_from=how.read_from,
+            selector=how.selector,
             on_loss=partial(report_loss, fail=how.fail_on_data_loss),
         ):
             if how.tags is None:

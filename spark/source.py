@@ -74,13 +74,18 @@ def read(
             task costs a connection to its shard.
         failOnDataLoss: for messages that expired before they were read: fail (True, the default), or warn and read on.
         includeHeaders: adds the column `headers` (default: no).
+        tags: only messages with one of these tags, as in "new || paid" (default: all). The shards look at the others,
+            and send nothing of them.
+        sql: only messages for whose properties this SQL92 expression is true, such as "price > 5 AND region IN
+            ('eu')" (default: all). Either `tags` or `sql`.
         readFrom: "leader" (default), or "nearest": each task reads a replica near it. The offsets are the leader's.
 
     Guarantees:
-        Every message in the ranges is returned once, after its CRC was checked.
+        Every message in the ranges is returned once, after its CRC was checked, if `tags` or `sql` wants it.
 
     Raises:
-        Rejected: an unknown topic, column or option, or a malformed value.
+        Rejected: an unknown topic, column or option, or a malformed value. For a wrong `tags` or `sql` it has the
+            position of the fault.
         OffsetOutOfRange: an offset is outside its queue.
         Unavailable: the cluster does not answer.
     """
@@ -100,7 +105,9 @@ class RangeFrames:
         self._spark = spark
         self._cluster = cluster
         values = values_of(cluster, options.subscription)
-        self._how = HowToRead(options.read_from, options.fail_on_data_loss, values)
+        self._how = HowToRead(
+            options.read_from, options.fail_on_data_loss, values, selector=options.selector
+        )
         self._names = _names(schema, values, has_headers=options.include_headers)
 
     def frame(self, ranges: Sequence[QueueRange]) -> object:

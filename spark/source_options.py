@@ -17,7 +17,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 from raymq.actors.protocol.tls import parse_url
 from raymq.client.arguments import OFFSET_MAX, check_choice, clean_token
 from raymq.client.consume.consumer_config import READ_FROM, ReadFrom
+from raymq.client.consume.selector import selector_of
 from raymq.store.base.errors import Rejected
+from raymq.store.records.requests import MessageSelector
 
 from .offsets import (
     EARLIEST,
@@ -121,6 +123,16 @@ OPTIONS = (
         "adds the column `headers`: the properties as Kafka's connector shows headers",
     ),
     SourceOption(
+        *("tags", "text", "none", "both"),
+        "only messages with this tag, or one of several tags with two vertical bars between them; the shards look at "
+        "the others, and send nothing of them",
+    ),
+    SourceOption(
+        *("sql", "text", "none", "both"),
+        "only messages for whose properties this SQL92 expression is true, such as `price > 5 AND region IN ('eu')`; "
+        "either `tags` or `sql`",
+    ),
+    SourceOption(
         *("pushDownPredicate", "true or false", "false", "batch"),
         "`true`: filters on `topic`, `partition`, `offset`, `timestamp` and `tag` choose what is read; needs "
         "`spark.sql.python.filterPushdown.enabled`",
@@ -200,6 +212,8 @@ class SourceOptions:
     include_headers: bool
     read_from: ReadFrom
     push_down_predicate: bool
+    #: only these messages; None: all
+    selector: MessageSelector | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -249,6 +263,7 @@ class SourceOptions:
             include_headers=flag(given, "includeHeaders", default=False),
             read_from=_read_from(given),
             push_down_predicate=flag(given, "pushDownPredicate", default=False),
+            selector=selector_of(given.get("tags"), given.get("sql")),
         )
 
     def batch_positions(self) -> tuple[Position, Position]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from raymq.client.messages.message import queue_offsets
 from raymq.store.base.errors import OffsetOutOfRange
+from raymq.store.records.requests import MessageSelector
 
 from .consumer_config import ReadFrom
 from .range_reader import read_range
@@ -52,19 +53,22 @@ def read_queue_range(
     wanted: QueueRange,
     *,
     read_from: ReadFrom = "leader",
+    selector: MessageSelector | None = None,
     on_loss: Callable[[QueueRange], None] | None = None,
 ) -> Iterator[pa.Array]:
     """Read a range as raw records.
 
-    Args: `on_loss`: called with messages that expired before they were read, which are passed over then. None: they
-    are an error.
+    Args: `selector`: only these messages; None: all. `on_loss`: called with messages that expired before they were
+    read, which are passed over then. None: they are an error.
     Raises: as `RangeReader.fetch`; what `on_loss` raises.
     """
     topic, queue_id, shard, first, last = wanted
     while first < last:
         try:
             for records in read_range(
-                cluster, topic, queue_id, shard, first, last, read_from=read_from
+                *(cluster, topic, queue_id, shard, first, last),
+                read_from=read_from,
+                selector=selector,
             ):
                 yield records
                 first = int(queue_offsets(records)[-1]) + 1

@@ -15,7 +15,7 @@ from raymq.client.transport.nearest import NearestReplicas
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, RayMQError, Unavailable
-from raymq.store.records.requests import FetchRequest
+from raymq.store.records.requests import FetchRequest, MessageSelector
 
 from .consumer_config import ReadFrom
 from .verify_crcs import verify_slices
@@ -41,12 +41,14 @@ class RangeReader:
         shard: int,
         *,
         read_from: ReadFrom = "leader",
+        selector: MessageSelector | None = None,
     ) -> None:
-        """Args: `read_from`: as of a consumer."""
+        """Args: `read_from`: as of a consumer. `selector`: only these messages; None: all."""
         self._routes = routes
         self._topic = topic
         self._queue_id = queue_id
         self._shard = shard
+        self._selector = selector
         self._clock = Clock()
         self._stream: FetchStream | None = None
         #: None: only the leader is read
@@ -62,11 +64,16 @@ class RangeReader:
         Raises:
             OffsetOutOfRange: the queue does not hold `first`.
             Corrupt: a message is damaged. All messages before it were returned.
-            Unavailable: no message has come for `timeout_s`.
+            Unavailable: for `timeout_s` no message has come, and the shard has not looked at any.
         """
         deadline_s = self._clock.monotonic() + timeout_s
         request = FetchRequest(
-            self._topic, {self._queue_id: first}, max_bytes, max_records, WAIT_MS
+            self._topic,
+            {self._queue_id: first},
+            max_bytes,
+            max_records,
+            WAIT_MS,
+            wanted=self._selector,
         )
 
         while True:
@@ -101,6 +108,8 @@ class RangeReader:
                 if len(part.records) or first >= last:
                     return part.records, first
                 request = request._replace(offsets={self._queue_id: first})
+                # It moves on, however much it does not want.
+                deadline_s = self._clock.monotonic() + timeout_s
 
             if self._clock.monotonic() > deadline_s:
                 raise Unavailable(
@@ -136,14 +145,16 @@ def read_range(
     *,
     timeout_s: float = 60.0,
     read_from: ReadFrom = "leader",
+    selector: MessageSelector | None = None,
 ) -> Iterator[pa.Array]:
     """Raw records of the offsets [first, last), in pieces. Waits for an unreachable shard.
 
-    Args: `read_from`: as of a consumer.
+    Args: `read_from`: as of a consumer. `selector`: only these messages; None: all.
     Raises: as `RangeReader.fetch`, so Unavailable after `timeout_s` without progress.
     """
+    routes = Routes.of(cluster)
     with closing(
-        RangeReader(Routes.of(cluster), topic, queue_id, shard, read_from=read_from)
+        RangeReader(routes, topic, queue_id, shard, read_from=read_from, selector=selector)
     ) as reader:
         while first < last:
             records, first = reader.fetch(

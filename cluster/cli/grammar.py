@@ -270,6 +270,9 @@ consume  print messages
         command (default: latest; with --follow: no end)
     --read-from leader|nearest{default leader}  the replica to read; nearest: one on this machine, else any
         follower, else the leader
+    --tags TAGS  print only messages with one of these tags: 'new || paid' (default: all)
+    --sql EXPRESSION  print only messages for whose properties this is true: "price > 5 AND region IN ('eu')" (default:
+        all)
     --follow  wait for new messages, up to the offset of --to or until interrupted
     --max N  end after N messages (default: no limit)
     -o --output json|raw|hex{default raw}  raw: body and newline; hex: body in hexadecimal; json: the whole

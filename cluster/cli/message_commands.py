@@ -102,7 +102,12 @@ def _input(name: str, console: Console) -> Iterator[IO[bytes]]:
 
 def consume(options: argparse.Namespace, console: Console) -> int:
     """raymq consume TOPIC"""
+    # Here, because Arrow would slow every command down.
+    from raymq.client.consume.selector import selector_of
+
     output = "json" if options.json else options.output
+    # First: a wrong filter is wrong also where there is nothing to print.
+    selector_of(options.tags, options.sql)
     with cluster_of(options, console) as cluster:
         queues = cluster.describe_topic(options.topic)["queues"]
         _check_start(queues, options)
@@ -114,7 +119,12 @@ def consume(options: argparse.Namespace, console: Console) -> int:
         # Queues that have nothing to print are left out: the first offset may be beyond their end.
         chosen = None if ends is None else sorted(ends)
         with cluster.consumer(
-            options.topic, start=options.start, queues=chosen, read_from=options.read_from
+            options.topic,
+            start=options.start,
+            queues=chosen,
+            read_from=options.read_from,
+            tags=options.tags,
+            sql=options.sql,
         ) as consumer:
             for message in _until(consumer, ends):
                 _print_message(message, output, console)
@@ -169,8 +179,11 @@ def _until(consumer: Any, ends: dict[int, int] | None) -> Iterator[Any]:
             end = ends.get(message.queue_id, 0)
             if message.offset < end:
                 yield message
-            if message.offset + 1 >= end:
-                left.pop(message.queue_id, None)
+        if left is not None:
+            # Not by the messages: a filter may not want the last ones.
+            left = {
+                queue_id: end for queue_id, end in left.items() if consumer.position(queue_id) < end
+            }
 
 
 def _print_message(message: ReceivedMessage, output: str, console: Console) -> None:

@@ -11,6 +11,7 @@ from ray.data import Dataset, read_datasource
 from raymq.client.arguments import check_choice, check_number
 from raymq.client.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.client.consume.queue_ranges import QueueRange, split_by_lag
+from raymq.client.consume.selector import selector_of
 from raymq.client.transport.away import while_away
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
@@ -35,6 +36,8 @@ def micro_batches(
     start: str | None = None,
     idle_s: float | None = None,
     read_from: ReadFrom = "leader",
+    tags: str | None = None,
+    sql: str | None = None,
 ) -> Iterator[Dataset]:
     """Yield a topic as bounded datasets, in a loop, and commit each one after the loop's body has ended.
 
@@ -64,6 +67,8 @@ def micro_batches(
             queue is refused. Queues that the topic got later begin at their first message, if the group has offsets.
         idle_s: seconds without a new message after which the loop ends; None (default): it waits on.
         read_from: "leader" (default), or "nearest": a replica on the task's machine, rather a follower.
+        tags: as of `read_topic`. A dataset then has the wanted ones of up to `max_rows` messages, perhaps none.
+        sql: as of `read_topic`, and in the datasets as `tags`.
 
     Guarantees:
         Every message is in one dataset at least, and in no other one if each body of the loop has ended. `break`
@@ -79,6 +84,7 @@ def micro_batches(
     check_number("max_rows", max_rows, 1)
     if start is not None:
         check_choice("start", start, STARTS)
+    selector = selector_of(tags, sql)
 
     clock = Clock()
     values, first_queues = values_of(cluster, topic), _first_queues(cluster, topic)
@@ -99,7 +105,7 @@ def micro_batches(
             held[queue_id]._replace(first=offsets[queue_id], last=offsets[queue_id] + count)
             for queue_id, count in taken.items()
         ]
-        source = TopicSource(cluster, ranges, read_from=read_from, values=values)
+        source = TopicSource(cluster, ranges, read_from=read_from, values=values, selector=selector)
         yield read_datasource(source, override_num_blocks=source.tasks_at_best())
 
         _commit(cluster, group, ranges)

@@ -16,6 +16,7 @@ from raymq.client.arguments import check_choice
 from raymq.client.consume.consumer_config import READ_FROM, ReadFrom
 from raymq.client.consume.queue_ranges import QueueRange, read_queue_range, split_ranges
 from raymq.client.consume.range_reader import RangeReader
+from raymq.client.consume.selector import selector_of
 from raymq.client.consume.time_search import offset_at
 from raymq.client.messages.columns import FetchedRows
 from raymq.client.messages.topic_values import TopicValues
@@ -24,6 +25,7 @@ from raymq.client.transport.away import while_away
 from raymq.client.transport.routes import Routes
 from raymq.cluster.deploy.ray_release import read_task
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.records.requests import MessageSelector
 
 from .topic_sink import check_transport
 
@@ -72,6 +74,8 @@ def read_topic(
     start_offset: Places = EARLIEST,
     end_offset: Places = LATEST,
     read_from: ReadFrom = "leader",
+    tags: str | None = None,
+    sql: str | None = None,
     concurrency: int | None = None,
     override_num_blocks: int | None = None,
 ) -> Dataset:
@@ -103,15 +107,20 @@ def read_topic(
         end_offset: the place before which each queue ends, given like `start_offset`. "latest" by default, also of
             queues that it leaves out.
         read_from: "leader" (default), or "nearest": a replica on the task's machine, rather a follower.
+        tags: only messages with one of these tags, as in "new || paid"; None (default): all. The shards look at the
+            others, and send nothing of them.
+        sql: only messages for whose properties this SQL92 expression is true, such as "price > 5 AND region IN
+            ('eu')"; None (default): all. Either `tags` or `sql`.
         concurrency: tasks that read at the same time; None (default) leaves that to Ray Data.
         override_num_blocks: tasks altogether; None (default): as many as have 64 MiB each. Each task reads one queue,
             so there is at least one for each queue that has messages. A block of the dataset has what a task read.
 
     Guarantees:
-        Every message of the ranges is returned once, after its CRC was checked.
+        Every message of the ranges is returned once, after its CRC was checked, if `tags` or `sql` wants it.
 
     Raises:
-        Rejected: an unknown topic or queue, a malformed place, or an end before the start.
+        Rejected: an unknown topic or queue, a malformed place, or an end before the start. For a wrong `tags` or `sql`
+            it has the position of the fault.
         OffsetOutOfRange: a queue does not hold an offset. From the dataset, as the cause of Ray Data's error: messages
             have expired meanwhile.
         Corrupt: from the dataset: a body is not a row of the topic's schema.
@@ -119,6 +128,7 @@ def read_topic(
     """
     check_transport(cluster)
     check_choice("read_from", read_from, READ_FROM)
+    selector = selector_of(tags, sql)
     # A topic that is named twice is read once, as by Spark's `subscribe`.
     names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
     if not names:
@@ -127,7 +137,7 @@ def read_topic(
         each for name in names for each in _ranges(cluster, name, names, start_offset, end_offset)
     ]
     values = values_of(cluster, names[0]) if len(names) == 1 else None
-    source = TopicSource(cluster, ranges, read_from=read_from, values=values)
+    source = TopicSource(cluster, ranges, read_from=read_from, values=values, selector=selector)
     found: Dataset = read_datasource(
         source,
         concurrency=concurrency,
@@ -143,7 +153,11 @@ def values_of(cluster: Cluster, topic: str) -> TopicValues:
 
 
 class TopicSource(Datasource):
-    """Fixed ranges of queues. Args: `values`: of the topic, if they are all of one."""
+    """Fixed ranges of queues.
+
+    Args: `values`: of the topic, if they are all of one. `selector`: only these messages; None: all. Then the sizes are
+    those of all messages, which the shards look at.
+    """
 
     def __init__(
         self,
@@ -152,6 +166,7 @@ class TopicSource(Datasource):
         *,
         read_from: ReadFrom = "leader",
         values: TopicValues | None = None,
+        selector: MessageSelector | None = None,
     ) -> None:
         """Reads the first messages, for their size. Raises: as `RangeReader.fetch`."""
         super().__init__()  # type: ignore[no-untyped-call]
@@ -160,6 +175,7 @@ class TopicSource(Datasource):
         self._read_from: ReadFrom = read_from
         self._bytes = _size(cluster, ranges, read_from)
         self._values = values or TopicValues("")
+        self._selector = selector
 
     def get_name(self) -> str:
         """The name that Ray Data shows."""
@@ -182,7 +198,7 @@ class TopicSource(Datasource):
         """One task for each range, of which there are about `parallelism`. Without a range one gives the columns."""
         schema = table_schema(self._values)
         readers = [
-            _reader(self._cluster, each, self._read_from, self._values)
+            _reader(self._cluster, each, self._read_from, self._values, self._selector)
             for each in split_ranges(self._ranges, parallelism)
         ]
         return [
@@ -220,10 +236,14 @@ def _size(cluster: Cluster, ranges: list[QueueRange], read_from: ReadFrom) -> in
 
 
 def _reader(
-    cluster: Cluster, wanted: QueueRange, read_from: ReadFrom, values: TopicValues
+    cluster: Cluster,
+    wanted: QueueRange,
+    read_from: ReadFrom,
+    values: TopicValues,
+    selector: MessageSelector | None,
 ) -> Callable[[], Iterable[pa.Table]]:
     def read() -> Iterator[pa.Table]:
-        for records in read_queue_range(cluster, wanted, read_from=read_from):
+        for records in read_queue_range(cluster, wanted, read_from=read_from, selector=selector):
             yield as_table(wanted.shard, records, values)
 
     return read

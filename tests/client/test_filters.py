@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from raymq.actors.api.call_arguments import EXPRESSION_CHARS_MAX
 from raymq.actors.api.held_fetch import LOOK_MS, LOOKED_MS_MAX, LOOKED_UNITS_MAX
+from raymq.client.consume import verify_crcs
 from raymq.client.consume.async_consumer import AsyncConsumer
 from raymq.client.consume.consumer import Consumer
+from raymq.client.consume.queue_ranges import QueueRange, read_queue_range
+from raymq.client.consume.range_reader import RangeReader
+from raymq.client.messages.topic_values import TopicValues
+from raymq.client.transport.routes import Routes
+from raymq.spark.range_columns import HowToRead, read_columns
 from raymq.store.base.errors import Rejected
 from raymq.store.queues import reader
+from raymq.store.queues.raw_records import decode_records
+from raymq.store.records.requests import MessageSelector
+from tests.support.clock import ManualClock
 from tests.support.served_shard import ServedShard
 
 COUNT = 60
@@ -165,6 +175,52 @@ def test_a_wrong_filter_is_refused_when_a_consumer_is_made(
         assert caught.value.field == option
         assert caught.value.fields.get("position") == position
         assert words in caught.value.message
+
+
+def ranges_of(shard: ServedShard, first: int, last: int, selector: MessageSelector) -> list[int]:
+    found: list[int] = []
+    asked = QueueRange("orders", 0, 0, first, last)
+    for records in read_queue_range(shard.cluster, asked, selector=selector):
+        found += map(int, decode_records(records)["body"].to_pylist())
+    return found
+
+
+def test_a_range_is_read_as_far_as_it_goes_and_no_further(shard: ServedShard) -> None:
+    assert ranges_of(shard, 10, 20, MessageSelector("TAG", "new")) == [12, 15, 18]
+    assert ranges_of(shard, 10, 11, MessageSelector("TAG", "new")) == []
+    assert ranges_of(shard, 0, COUNT, MessageSelector("SQL92", "price >= 58")) == [58, 59]
+
+
+def test_tasks_of_spark_read_what_is_wanted(shard: ServedShard) -> None:
+    values = TopicValues("orders")
+    how = HowToRead("leader", True, values, ("paid",), MessageSelector("SQL92", "price < 9"))
+    asked = QueueRange("orders", 0, 0, 0, COUNT)
+    rows = [
+        row
+        for batch in read_columns(shard.cluster, asked, ("offset",), how)
+        for row in batch.to_pylist()
+    ]
+    assert [row["offset"] for row in rows] == [1, 4, 7]
+
+
+def test_a_range_in_which_nothing_is_wanted_does_not_time_out_while_the_shard_looks(
+    shard: ServedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "FILTERED_UNITS", 1)
+    monkeypatch.setattr("raymq.actors.api.held_fetch.LOOKED_UNITS_MAX", 1)
+    routes, clock = Routes.of(shard.cluster), ManualClock()
+    made = RangeReader(routes, "orders", 0, 0, selector=MessageSelector("TAG", "none"))
+    made._clock = clock
+    fetch = verify_crcs.verify_slices
+
+    def slow(*arguments: Any) -> Any:
+        clock.advance(900)
+        return fetch(*arguments)
+
+    monkeypatch.setattr("raymq.client.consume.range_reader.verify_slices", slow)
+    with closing(made):
+        records, following = made.fetch(0, COUNT, max_bytes=100, max_records=9, timeout_s=1)
+    assert (len(records), following) == (0, COUNT)
 
 
 def test_nothing_of_other_messages_is_sent(

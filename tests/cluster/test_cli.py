@@ -50,11 +50,20 @@ class FakeConsumer:
     def __init__(self, messages: list[Any]) -> None:
         self.messages = messages
         self.polls = 0
+        self.positions: dict[int, int] = {}
+        #: queue_id -> the offset up to which it has looked once no message is left, as with a filter
+        self.looked: dict[int, int] = {}
 
     def poll(self, max_records: int, timeout: float) -> list[Any]:
         self.polls += 1
         found, self.messages = self.messages[:2], self.messages[2:]
+        self.positions |= {each.queue_id: each.offset + 1 for each in found}
+        if not self.messages:
+            self.positions |= self.looked
         return found
+
+    def position(self, queue_id: int) -> int:
+        return self.positions.get(queue_id, 0)
 
     def __enter__(self) -> FakeConsumer:
         return self
@@ -97,6 +106,8 @@ class FakeCluster:
         #: of topic t
         self.more_facts: dict[str, Any] = {}
         self.fake_producer = FakeProducer()
+        #: see FakeConsumer
+        self.looked: dict[int, int] = {}
         self.messages = [received(q, o, f"{q}-{o}".encode()) for o in range(3) for q in range(2)]
         self.ranges = {0: (0, 3), 1: (0, 3)}
         self.consumer_options: dict[str, Any] = {}
@@ -155,7 +166,9 @@ class FakeCluster:
 
     def consumer(self, topic: str, **options: Any) -> FakeConsumer:
         self.consumer_options = {"topic": topic, **options}
-        return FakeConsumer(self.messages)
+        made = FakeConsumer(self.messages)
+        made.looked = self.looked
+        return made
 
 
 @dataclass
@@ -846,6 +859,8 @@ def test_what_is_there_now_is_printed_and_the_command_ends(terminal: Terminal) -
         "start": "earliest",
         "queues": [0, 1],
         "read_from": "leader",
+        "tags": None,
+        "sql": None,
     }
     assert sorted(terminal.lines()) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
 
@@ -853,6 +868,33 @@ def test_what_is_there_now_is_printed_and_the_command_ends(terminal: Terminal) -
 def test_messages_are_read_from_the_replica_that_the_option_names(terminal: Terminal) -> None:
     assert terminal.run("consume", "t", "--read-from", "nearest") == 0
     assert terminal.cluster.consumer_options["read_from"] == "nearest"
+
+
+@pytest.mark.parametrize(("option", "value"), [("tags", "new || paid"), ("sql", "price > 5")])
+def test_a_filter_ends_at_the_end_whether_the_last_messages_are_wanted_or_not(
+    terminal: Terminal, option: str, value: str
+) -> None:
+    terminal.cluster.messages = [received(0, 1, b"wanted")]
+    terminal.cluster.looked = {0: 3, 1: 3}
+    assert terminal.run("consume", "t", f"--{option}", value) == 0
+    assert terminal.cluster.consumer_options[option] == value
+    assert terminal.lines() == [b"wanted"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("--sql", "price >"), "the end at character 8"),
+        (("--tags", "||"), "names no tag"),
+        (("--tags", "a", "--sql", "b = 'c'"), "both given"),
+    ],
+)
+def test_a_wrong_filter_is_refused_also_where_nothing_is_to_be_printed(
+    terminal: Terminal, words: tuple[str, ...], fault: str
+) -> None:
+    terminal.cluster.ranges = {0: (0, 0)}
+    assert terminal.run("consume", "t", *words) == 2
+    assert fault in terminal.err
 
 
 def test_a_range_of_offsets_ends_before_its_end(terminal: Terminal) -> None:

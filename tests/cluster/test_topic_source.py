@@ -120,6 +120,23 @@ def test_several_topics_are_one_dataset(shard: ServedShard) -> None:
     assert bodies(source) == [1, 3, 5, 7, 7, 8, 9, 9]
 
 
+def test_a_filter_chooses_messages_and_the_ranges_stay(shard: ServedShard) -> None:
+    read = topic_source.read_topic
+    assert bodies(read(shard.cluster, "t", tags="blue || red")) == [4]
+    assert bodies(read(shard.cluster, ["t", "u"], sql="a = 1 AND b = 'x'")) == [4, 4]
+    assert bodies(read(shard.cluster, "t", sql="a = 1", end_offset={0: 2})) == []
+    assert bodies(read(shard.cluster, "t", tags="none")) == []
+
+
+def test_batches_of_a_filter_commit_what_it_did_not_want(shard: ServedShard) -> None:
+    batches = micro_batches.micro_batches(
+        *(shard.cluster, "t", "filtered"), max_rows=6, start="earliest", idle_s=0, tags="red"
+    )
+    assert [bodies(batch) for batch in batches] in ([[4], []], [[], [4]])
+    (found,) = [shard.cluster.call(0, "offsets", {"group": "filtered", "topic": "t"})]
+    assert found == {"0": 5, "1": 5}
+
+
 @pytest.mark.parametrize(
     ("topics", "options", "kind", "field"),
     [
@@ -134,6 +151,9 @@ def test_several_topics_are_one_dataset(shard: ServedShard) -> None:
         (["t", "u"], {"end_offset": {0: 1}}, Rejected, "end_offset"),
         ("t", {"start_offset": 77}, OffsetOutOfRange, "start_offset"),
         ("t", {"read_from": "anywhere"}, Rejected, "read_from"),
+        ("t", {"tags": "||"}, Rejected, "tags"),
+        ("t", {"sql": "a >"}, Rejected, "sql"),
+        ("t", {"sql": "a > 1", "tags": "a"}, Rejected, "tags"),
     ],
 )
 def test_wrong_places_are_refused_by_name(

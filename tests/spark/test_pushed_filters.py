@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from raymq.client.consume.queue_ranges import QueueRange
-from raymq.spark.pushed_filters import PushedFilters, with_tags
+from raymq.spark.pushed_filters import PushedFilters, tag_selector, with_tags
+from raymq.store.records.requests import MessageSelector
 
 RANGES = [
     QueueRange("red", 0, 0, 10, 20),
@@ -100,3 +101,14 @@ def test_rows_of_other_tags_are_left_out() -> None:
     assert with_tags(rows, PushedFilters().tags).num_rows == 4
     none = PushedFilters.of([filter_of("EqualTo", "tag", "a"), filter_of("EqualTo", "tag", "b")])
     assert with_tags(rows, none.tags).num_rows == 0
+
+
+def test_the_shards_leave_other_tags_out_where_a_filter_can_name_them() -> None:
+    def asked(*values: Any) -> MessageSelector | None:
+        return tag_selector(PushedFilters.of([filter_of("In", "tag", values)]).tags)
+
+    assert asked("b", "a") == MessageSelector("TAG", "a || b")
+    # These mean something else in a filter by tags: the task leaves the rows out.
+    assert [asked("a", each) for each in ("*", "", " b", "b||c")] == [None] * 4
+    assert asked(*(f"tag {number}" for number in range(2000))) is None
+    assert tag_selector(None) is None

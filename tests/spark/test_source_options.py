@@ -10,6 +10,7 @@ import pytest
 from raymq.spark.offsets import EARLIEST, LATEST, Position, TopicQueue
 from raymq.spark.source_options import OPTIONS, TOKEN_VARIABLE, SourceOptions, Subscription
 from raymq.store.base.errors import Rejected
+from raymq.store.records.requests import MessageSelector
 
 NEEDED = {"raymq.address": "raymq://127.0.0.1:7000", "raymq.token": "secret", "subscribe": "t"}
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
@@ -37,6 +38,13 @@ def test_options_have_kafkas_defaults() -> None:
     assert (options.fail_on_data_loss, options.include_headers) == (True, False)
     assert (options.min_partitions, options.max_offsets_per_trigger) == (1, None)
     assert (options.read_from, options.without_match) == ("leader", "error")
+
+
+def test_a_filter_is_checked_and_there_is_one_at_most() -> None:
+    assert parse().selector is None
+    assert parse(tags="new || paid").selector == MessageSelector("TAG", "new || paid")
+    assert parse(SQL="price > 5").selector == MessageSelector("SQL92", "price > 5")
+    check_refused("tags", "both given", tags="a", sql="price > 5")
 
 
 def test_names_may_be_lower_cased_and_those_of_spark_are_passed_over() -> None:
@@ -115,6 +123,9 @@ def test_a_time_for_all_wins_over_a_time_for_each_and_that_over_offsets() -> Non
         ("failOnDataLoss", "no", "'true' or 'false'"),
         ("includeHeaders", "", "'true' or 'false'"),
         ("readFrom", "follower", "'leader' or 'nearest'"),
+        ("tags", "||", "names no tag"),
+        ("sql", "price >", "the end at character 8"),
+        ("sql", "", "sql is empty"),
         ("raymq.address", "127.0.0.1:7000", "raymq://host:port"),
         ("raymq.address", "raymq://host", "raymq://host:port"),
         ("raymq.address", " ", "missing"),
