@@ -21,8 +21,9 @@ from raymq.store.records import rows
 #: the subscription to everything
 ALL = "*"
 _OR = "||"
-#: records whose properties are read in one go
-RECORDS_AT_ONCE = 128
+#: records whose properties are read in one go at first. Each further time it is twice as many, because a step costs as
+#: much as a thousand records
+RECORDS_AT_ONCE, RECORDS_AT_ONCE_MAX = 128, 2048
 
 
 class MessageFilter(Protocol):
@@ -70,8 +71,10 @@ def matching(
 
     rows = np.flatnonzero(good)
     good, found = np.zeros(len(good), dtype=np.bool_), 0
-    for at in range(0, len(rows), RECORDS_AT_ONCE):
-        part = rows[at : at + RECORDS_AT_ONCE]
+    at, step = 0, RECORDS_AT_ONCE
+    while at < len(rows):
+        part = rows[at : at + step]
+        at, step = at + len(part), min(2 * step, RECORDS_AT_ONCE_MAX)
         kept = part[wanted.records(properties(part))]
         good[kept] = True
         found += len(kept)
