@@ -196,7 +196,7 @@ FIELDS = (
     MessageField(
         "tag",
         "str | None",
-        "one word that readers see, and by which the engine filters",
+        "one word that readers see, and by which readers filter",
         f"property `{TAGS}`",
         limits="not empty, no `\\x01` and `\\x02`",
         properties=(TAGS,),

@@ -62,7 +62,7 @@ class Message:
     body: bytes
     #: partition and ordering key: messages with one key go to one queue, in order
     key: bytes | None = None
-    #: one word that consumers see, and by which the engine filters
+    #: one word that consumers see, and by which readers filter
     tag: str | None = None
     #: RocketMQ's KEYS: words by which the engine finds the message, and the key of a compacted topic
     index_keys: tuple[str, ...] = ()
