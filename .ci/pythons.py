@@ -52,10 +52,10 @@ class Pair(NamedTuple):
 
 
 #: the extras that one environment can have together: Spark 3.5 and Spark 4 exclude each other
-TOGETHER = ("dev", "data", "client", "bench", "spark4")
+TOGETHER = ("dev", "data", "client", "trace", "bench", "spark4")
 #: each extra alone, so that it is known to name all that it needs
 ALONE = (
-    *((), ("spark",), ("spark4",), ("demo",), ("data",), ("client",)),
+    *((), ("spark",), ("spark4",), ("demo",), ("data",), ("client",), ("trace",)),
     *(("bench",), ("docs",), ("dev",)),
 )
 PAIRS = (
@@ -79,6 +79,7 @@ USES = {
     "demo": "import sys, tempfile, pathlib; sys.path.insert(0, 'examples'); import flights; "
     "flights.prepare(pathlib.Path(tempfile.mkdtemp()), 9)",
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
+    "trace": "from raymq.trace import TraceHook, context_of; TraceHook()",
     "bench": "import rich.live; from raymq.cluster.bench import run",
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     # Tests of what the standard library, Arrow and Ray do differently: times, asyncio, futures, bytes, slices, tasks.

@@ -5,6 +5,8 @@ arguments       checks of a caller's arguments
 client_thread   the threads of clients, which differ from those of the program
 event_wait      waits for an asyncio event, up to a timeout
 forks           tells objects of this process from those made before a fork
+hooks           the hooks of producers and consumers, and their failures
+tracing         a hook that puts OpenTelemetry's context into messages
 unclosed        base of clients with open connections
 group_facts     what an operator sees of consumer groups
 replica_status  what every replica of a shard says of itself; moving a leader

@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from raymq.client.arguments import takes_options_of, wait_s
 from raymq.client.event_wait import set_within
 from raymq.client.handle import ClusterHandle
+from raymq.client.hooks import check_hooks
 from raymq.client.messages.received import ReceivedMessage
 from raymq.client.unclosed import OpenClient
 from raymq.store.base.clock import Clock
@@ -89,6 +90,10 @@ class AsyncConsumer(OpenClient):
             others, and sends nothing of them.
         sql: only messages for whose properties this SQL92 expression is true, such as "price > 5 AND region IN
             ('eu')"; None (default): all. Either `tags` or `sql`.
+        hooks: objects that see each message of `poll` and iteration; default: none. A hook may have the methods
+            `before_consume(messages)` and `after_consume(messages, error)`. The first is called before the program gets
+            messages, the second when it asks for the next ones, commits or closes. All are called in
+            the event loop, and must not block it. What a hook raises is logged and counted.
         clock: the source of time, for tests.
 
     Guarantees:
@@ -118,6 +123,7 @@ class AsyncConsumer(OpenClient):
         self.topic = topic
         config = ConsumerConfig(**options)
         selector_of(config.tags, config.sql)
+        check_hooks(config.hooks)
         self.group = config.group
         self._cluster = cluster
         self._clock = clock
@@ -308,6 +314,8 @@ class AsyncConsumer(OpenClient):
         consumer = self._opened() if is_closing else await self._open()
         # Messages that are returned during the call are not committed.
         wanted = consumer.uncommitted() if offsets is None else dict(offsets)
+        # In the event loop, as all calls of hooks.
+        consumer.end_consumed()
         await asyncio.to_thread(consumer.commit, wanted)
 
     async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
@@ -345,11 +353,21 @@ class AsyncConsumer(OpenClient):
         if self._opening is not None:
             await asyncio.wait({self._opening})
         if self._consumer is not None:
+            self._consumer.end_consumed()
             await asyncio.to_thread(self._consumer.close, keep_place=self._keeps_place)
 
     async def __aenter__(self) -> AsyncConsumer:
         await self._open()
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *exc: object
+    ) -> None:
+        if self._consumer is not None and not self._is_elsewhere():
+            self._consumer.end_consumed(error)
         await self.close()
+
+    @property
+    def hook_failures(self) -> int:
+        """How many calls of `hooks` raised. The first one of each kind was logged."""
+        return 0 if self._consumer is None else self._consumer.hook_failures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -23,6 +23,7 @@ from raymq.client.arguments import (
     wait_s,
 )
 from raymq.client.handle import ClusterHandle
+from raymq.client.hooks import Hooks
 from raymq.client.messages.columns import message_batch, value_batch, value_schema
 from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.client.topics.add_queues import add_queues
@@ -98,6 +99,10 @@ class Consumer(OpenClient):
             others, and sends nothing of them.
         sql: only messages for whose properties this SQL92 expression is true, such as "price > 5 AND region IN
             ('eu')"; None (default): all. Either `tags` or `sql`.
+        hooks: objects that see each message of `poll` and iteration; default: none. A hook may have the methods
+            `before_consume(messages)` and `after_consume(messages, error)`. The first is called before the program gets
+            messages, the second when it asks for the next ones, commits or closes. What a hook raises is logged and
+            counted, and the program gets its messages.
         clock: the source of time, for tests.
 
     Guarantees:
@@ -134,6 +139,9 @@ class Consumer(OpenClient):
 
         self.topic = topic
         self.group = config.group
+        self._hooks = Hooks.of(config.hooks)
+        #: what the program has got and the hooks know no end of
+        self._consumed: Sequence[ReceivedMessage] = ()
         #: how warnings call this consumer
         self.name = type(self).__name__
         self._clock = clock or Clock()
@@ -308,12 +316,14 @@ class Consumer(OpenClient):
         """
         found: list[ReceivedMessage] = []
         taken: list[FetchedRecords] = []
+        self.end_consumed()
         try:
             fetched = self._take(taken, max_records, timeout)
             while fetched is not None:
                 found += received_messages(fetched.shard, fetched.records)
                 left = max_records - len(found)
                 fetched = self._take(taken, left, 0.0, ready_only=True) if left > 0 else None
+            self._begin_consumed(found)
             return found
         except BaseException:
             # Ctrl-C: the caller gets none of them.
@@ -331,6 +341,7 @@ class Consumer(OpenClient):
         returns it as bytes.
         """
         taken: list[FetchedRecords] = []
+        self.end_consumed()
         try:
             fetched = self._take(taken, max_records, timeout)
             if fetched is None:
@@ -359,6 +370,21 @@ class Consumer(OpenClient):
         """The next message, or None when there is none within `timeout` seconds. Raises: as `poll`."""
         self._check_process()
         timeout_s = wait_s(timeout)
+        if self._hooks is None:
+            return self._next_message(timeout_s)
+
+        self.end_consumed()
+        message = self._next_message(timeout_s)
+        if message is not None:
+            try:
+                self._begin_consumed([message])
+            except BaseException:
+                # Ctrl-C: the caller does not get it.
+                self.seek(message.queue_id, message.offset)
+                raise
+        return message
+
+    def _next_message(self, timeout_s: float | None) -> ReceivedMessage | None:
         if self._member is None:
             return self._assigned.next_message(ITERATED_TOGETHER, timeout_s)
 
@@ -372,6 +398,25 @@ class Consumer(OpenClient):
                 self._assigned.put_back(taken)
             timeout_s = 0.0
         return self._assigned.next_message(ITERATED_TOGETHER, timeout_s)
+
+    # --- hooks ------------------------------------------------------------------------------------
+
+    def _begin_consumed(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Call the hooks before the program gets messages."""
+        if self._hooks is not None and messages:
+            self._hooks.before_consume(messages)
+            self._consumed = messages
+
+    def end_consumed(self, error: BaseException | None = None) -> None:
+        """Call the hooks after the program is done with the messages that it got. Args: `error`: by which it ended."""
+        if self._hooks is not None and self._consumed:
+            messages, self._consumed = self._consumed, ()
+            self._hooks.after_consume(messages, error)
+
+    @property
+    def hook_failures(self) -> int:
+        """How many calls of `hooks` raised. The first one of each kind was logged."""
+        return 0 if self._hooks is None else self._hooks.failures.count
 
     def _take(
         self,
@@ -488,6 +533,7 @@ class Consumer(OpenClient):
         self._check_group("cannot commit")
         self._check_process()
         self._assigned.check_open()
+        self.end_consumed()
         wanted = self.uncommitted() if offsets is None else dict(offsets)
         check_offsets(wanted)
         if self._member is not None:
@@ -593,6 +639,7 @@ class Consumer(OpenClient):
         member = None if self._assigned.state.closed else self._member
         if member is not None:
             member.check_keeps_place(keep_place)
+        self.end_consumed()
         try:
             if member is not None:
                 member.revoke_all()
@@ -618,5 +665,9 @@ class Consumer(OpenClient):
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *exc: object
+    ) -> None:
+        if forks.count == self._forks:
+            self.end_consumed(error)
         self.close()

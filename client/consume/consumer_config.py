@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from raymq.client.arguments import check_choice, check_number
+from raymq.client.hooks import check_hooks
 from raymq.store.base.errors import Rejected
 
 from .selector import selector_of
@@ -38,6 +39,7 @@ class ConsumerOptions(TypedDict, total=False):
     on_revoked: QueuesCallback | None
     tags: str | None
     sql: str | None
+    hooks: Sequence[object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class ConsumerConfig:
     on_revoked: QueuesCallback | None = None
     tags: str | None = None
     sql: str | None = None
+    hooks: Sequence[object] = ()
 
     @property
     def is_member(self) -> bool:
@@ -86,3 +89,4 @@ class ConsumerConfig:
                     limit="a member of a group",
                 )
         selector_of(self.tags, self.sql)
+        check_hooks(self.hooks)

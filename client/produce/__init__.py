@@ -5,6 +5,7 @@ async_producer   `AsyncProducer`, for asyncio
 producer_config  options, defaults and checks of both
 message_encoder  checks and encodes single messages
 message_batcher  gathers messages per queue into batches, and closes them
+hooked_sends     messages that pass hooks, and the outcomes that the hooks get
 open_batch       a batch that takes messages
 linger           the linger time of open batches, and its thread
 batch_sender     sends batches to the shards of their queues, within one byte limit

@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -15,12 +16,14 @@ from typing_extensions import Unpack
 from raymq.client.arguments import takes_options_of, wait_s
 from raymq.client.event_wait import set_within
 from raymq.client.handle import ClusterHandle
+from raymq.client.hooks import Hooks
 from raymq.client.messages.message import Message, Receipt
 from raymq.client.unclosed import OpenClient, report_unreceipted
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected
 from raymq.store.config.promise import Acks
 
+from .hooked_sends import HookedSends
 from .message_batcher import MessageBatcher
 from .message_encoder import EncodedMessage
 from .producer import FAILED_EXIT_S
@@ -130,6 +133,8 @@ class AsyncProducer(OpenClient):
         in_flight_bytes: bytes (default 16 MiB) under way to one shard.
         codec: makes bodies: "bytes" (default), "json", "msgpack" or "arrow-ipc". It runs in the event loop.
         max_message_bytes: bytes (default 4 MiB) of the largest body.
+        hooks: objects that see each message of `send` and `send_many`, as those of `Producer`; default: none. All their
+            methods are called in the event loop, and must not block it.
         clock: replaces the system's clock in tests.
 
     See `Producer` for the cost of each option.
@@ -159,6 +164,12 @@ class AsyncProducer(OpenClient):
         )
         self.config = self._batcher.config
         self._encode = self._batcher.encoder.encode
+        self._hooked: HookedSends | None = None
+        hooks = Hooks.of(self.config.hooks)
+        if hooks is not None:
+            self._hooked = HookedSends(self._batcher.encoder, hooks)
+            self._encode = self._hooked.encode
+
         self._acquire_nowait = self._batcher.limiter.acquire_nowait
         self._loop: asyncio.AbstractEventLoop | None = None
         #: topics that need no look-up
@@ -240,8 +251,23 @@ class AsyncProducer(OpenClient):
 
         ready = not self._deferred and message.topic in self._known
         if ready and self._acquire_nowait(message.size):
-            return self._add(message)
+            return self._add(message) if self._hooked is None else self._add_hooked(message, loop)
         return self._defer(message, loop)
+
+    def _add_hooked(
+        self, message: EncodedMessage, loop: asyncio.AbstractEventLoop
+    ) -> AsyncSendFuture:
+        """`_add` of a message whose outcome the hooks get, in the event loop. Raises: as `_add`."""
+        hooked = self._hooked
+        try:
+            made = self._add(message)
+        except RayMQError as error:
+            if hooked is not None:
+                hooked.after_send(message, error)
+            raise
+        if hooked is not None:
+            hooked.watch(message, made, partial(_call_soon, loop))
+        return made
 
     def _defer(self, message: EncodedMessage, loop: asyncio.AbstractEventLoop) -> DeferredSend:
         until_s = loop.time() + self.config.max_block_ms / 1000
@@ -262,6 +288,10 @@ class AsyncProducer(OpenClient):
         Raises: Rejected at once for a message that cannot be stored; then none of them is sent.
         """
         loop = self._bind()
+        if self._hooked is not None:
+            encoded = self._hooked.encode_all(messages, queue_id=queue_id, acks=acks)
+            # One at a time: a program with hooks looks at each message anyway.
+            return ManySends([self._defer(each, loop) for each in encoded])
         encoded = [self._encode(each, queue_id=queue_id, acks=acks) for each in messages]
         known = {each.topic for each in encoded} <= self._known
         targets = self._batcher.targets(encoded) if known else []
@@ -323,12 +353,10 @@ class AsyncProducer(OpenClient):
                 try:
                     deferred.accepted.set_result(await self._accept(deferred))
                 except RayMQError as error:
-                    deferred.fail(error)
-                    self._failed.append(deferred)
+                    self._fail(deferred, error)
                 except Exception as error:
                     # Later messages must not wait without end.
-                    deferred.fail(Bug(f"send: {error!r}"))
-                    self._failed.append(deferred)
+                    self._fail(deferred, Bug(f"send: {error!r}"))
                 self._deferred.popleft()
         finally:
             self._drainer = None
@@ -340,12 +368,18 @@ class AsyncProducer(OpenClient):
             # The first time, the look-up asks a shard.
             await asyncio.to_thread(self._batcher.batch_sender.topic, message.topic)
             self._known.add(message.topic)
+
         while True:
             self._released.clear()
             if self._ending:
                 raise closed_error()
             if self._acquire_nowait(message.size):
-                return self._add(message)
+                made = self._add(message)
+                if self._hooked is not None:
+                    loop = asyncio.get_running_loop()
+                    self._hooked.watch(message, made, partial(_call_soon, loop))
+                return made
+
             # Open batches have to be sent, or no bytes would ever be answered.
             self._batcher.request_flush_open()
             left = deferred.until_s - asyncio.get_running_loop().time()
@@ -369,6 +403,11 @@ class AsyncProducer(OpenClient):
         unsent = sum(not each.accepted.done() for each in self.__dict__.get("_deferred", ()))
         if unsent and not self._closed and self._batcher.batch_sender.in_own_process:
             report_unreceipted(type(self).__name__, unsent)
+
+    @property
+    def hook_failures(self) -> int:
+        """How many calls of `hooks` raised. The first one of each kind was logged."""
+        return 0 if self._hooked is None else self._hooked.hooks.failures.count
 
     def statistics(self) -> dict[str, int | float]:
         """Like `Producer.statistics`, with `deferred_messages`: those that wait for room now."""
@@ -451,9 +490,15 @@ class AsyncProducer(OpenClient):
     def _fail_deferred(self) -> None:
         for deferred in self._deferred:
             if not deferred.accepted.done():
-                deferred.fail(closed_error())
-                self._failed.append(deferred)
+                self._fail(deferred, closed_error())
         self._deferred.clear()
+
+    def _fail(self, deferred: DeferredSend, error: RayMQError) -> None:
+        """Finish a deferred message with the reason why it is not sent."""
+        deferred.fail(error)
+        self._failed.append(deferred)
+        if self._hooked is not None:
+            self._hooked.after_send(deferred.message, error)
 
     async def __aenter__(self) -> AsyncProducer:
         self._bind()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral
+from typing import Any
 
 from raymq.client.messages.codecs import CONTENT_TYPE, codec
 from raymq.client.messages.delivery_times import EARLIEST_MS
@@ -60,6 +61,8 @@ class EncodedMessage:
     delay_level: int = 0
     #: None: all defaults
     head: Head | None = None
+    #: the message as the hooks left it; None: the producer has no hooks
+    hooked: Message | None = None
 
 
 class MessageEncoder:
@@ -145,6 +148,57 @@ class MessageEncoder:
                 _delay(made, delay_level, deliver_at_ms, self._delay_levels)
             made.head = head_of(flag, sys_flag, born_host)
         return made
+
+    def message_of(
+        self,
+        topic: str | Message,
+        body: object = None,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+        delay_level: int = 0,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_host: str | None = None,
+        wait_store_ok: bool = True,
+        queue_id: int | None = None,
+        acks: Acks | None = None,
+    ) -> tuple[Message, int | None, Acks | None]:
+        """The arguments of `encode` as a Message that `encode` takes, with `queue_id` and `acks`.
+
+        Raises: Rejected for a body that the codec does not take.
+        """
+        if isinstance(topic, ReceivedMessage):
+            # As `encode` does: a sender of its own, and a null value is one again.
+            received = topic
+            names = [each.name for each in fields(Message) if each.name != "born_host"]
+            given: dict[str, Any] = {name: getattr(received, name) for name in names}
+            if received.is_null:
+                given["body"] = None
+            return Message(**given), queue_id, acks
+        if isinstance(topic, Message):
+            return topic, queue_id, acks
+
+        if not self._is_raw:
+            body = self._codec.encode(body)
+            properties = {**(properties or {}), CONTENT_TYPE: self._codec.name}
+        given = {"body": body, "properties": {} if properties is None else properties}
+        message = Message(
+            topic=topic,
+            key=key,
+            tag=tag,
+            index_keys=index_keys,
+            deliver_at_ms=deliver_at_ms,
+            delay_level=delay_level,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_host=born_host,
+            wait_store_ok=wait_store_ok,
+            **given,
+        )
+        return message, queue_id, acks
 
     def check_size(self, size: int) -> None:
         """Raises: Rejected for a body that is too large."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from raymq.client.arguments import check_choice, check_number
+from raymq.client.hooks import check_hooks
 from raymq.store.base.errors import Rejected
 from raymq.store.config.promise import ACKS, Acks
 
@@ -29,6 +31,7 @@ class ProducerOptions(TypedDict, total=False):
     in_flight_bytes: int
     codec: str
     max_message_bytes: int
+    hooks: Sequence[object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,7 @@ class ProducerConfig:
     in_flight_bytes: int = IN_FLIGHT_BYTES
     codec: str = "bytes"
     max_message_bytes: int = 4 * MIB
+    hooks: Sequence[object] = ()
 
     def __post_init__(self) -> None:
         """Raises: Rejected naming the option and its limit."""
@@ -55,6 +59,7 @@ class ProducerConfig:
             check_number(name, getattr(self, name), 1, whole=False)
         for name in ("batch_bytes", "buffer_bytes", "in_flight_bytes", "max_message_bytes"):
             check_number(name, getattr(self, name), 1)
+        check_hooks(self.hooks)
 
 
 def check_acks(acks: str) -> None:

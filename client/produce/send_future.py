@@ -256,6 +256,16 @@ class SendFuture:
             row < batch.duplicates,
         )
 
+    def peek(self) -> Receipt | RayMQError:
+        """The outcome, once it is there. A failure that it returns does not count as seen."""
+        failure = (self._batch.refused or {}).get(self._row)
+        if failure is not None:
+            return failure.error
+        error = self._batch.exception(0)
+        if isinstance(error, RayMQError):
+            return error
+        return self._receipt(self._batch.result(0))
+
     def done(self) -> bool:
         """Whether `result` returns at once."""
         return self._batch.done()

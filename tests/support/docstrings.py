@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 #: modules that users may import
-PUBLIC = ("raymq", "raymq.data", "raymq.errors", "raymq.spark", "raymq.store")
+PUBLIC = ("raymq", "raymq.data", "raymq.errors", "raymq.spark", "raymq.store", "raymq.trace")
 _FENCED = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
