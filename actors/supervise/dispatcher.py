@@ -363,14 +363,15 @@ class Dispatcher:
     def _read_queues(self, request: FetchRequest) -> list[FetchSlice]:
         slices: list[FetchSlice] = []
         budget, left = request.max_bytes, len(request.offsets)
-        units_left = reader.FILTERED_UNITS
-        over_ms = self._clock.monotonic_ms() + LOOK_MS
+        look = None
+        if request.wanted is not None:
+            over_ms = self._clock.monotonic_ms() + LOOK_MS
+            look = LookLimit(reader.FILTERED_UNITS, lambda: self._clock.monotonic_ms() >= over_ms)
 
         for queue_id, offset in self._in_turn(request):
             # An equal share of what is left: what one queue does not need is for those after it.
             share = max(budget // left, 1)
             left -= 1
-            look = LookLimit(units_left, lambda: self._clock.monotonic_ms() >= over_ms)
             try:
                 fetched = self._read_queue(request, queue_id, offset, share, look)
             except (OffsetOutOfRange, Corrupt) as error:
@@ -383,10 +384,10 @@ class Dispatcher:
                 budget -= fetched.records.nbytes if left else 0
                 if budget <= 0:
                     break
-            if request.wanted is not None:
+            if look is not None:
                 # The next look goes on with the queues that this one does not reach.
-                units_left -= fetched.next_offset - offset
-                if units_left <= 0 or look.is_over():
+                look = look._replace(units=look.units - (fetched.next_offset - offset))
+                if look.units <= 0 or look.is_over():
                     break
 
         return slices
@@ -419,7 +420,7 @@ class Dispatcher:
         queue_id: int,
         offset: int,
         max_bytes: int,
-        look: LookLimit,
+        look: LookLimit | None,
     ) -> FetchSlice:
         """The first records from `offset` on. Raises: OffsetOutOfRange, Corrupt, Rejected for a wrong filter."""
         wanted = None if request.wanted is None else expression_filter(*request.wanted)

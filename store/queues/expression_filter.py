@@ -17,6 +17,15 @@ def expression_filter(kind: str, expression: str) -> MessageFilter:
     Raises: Rejected for another kind, and for a malformed expression.
     Source: ExpressionType, FilterFactory.
     """
+    try:
+        expression.encode()
+    except UnicodeEncodeError as error:
+        raise Rejected(
+            f"the filter has half of a surrogate pair at character {error.start + 1}; replace it",
+            field="filter",
+            limit="Unicode text",
+            position=error.start + 1,
+        ) from None
     if kind == "TAG":
         return TagFilter(expression)
     if kind == "SQL92":

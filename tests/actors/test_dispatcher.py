@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.api import held_fetch
 from raymq.actors.shared.failures import ActiveFailures
 from raymq.actors.supervise import dispatcher as dispatcher_module
 from raymq.actors.supervise.dispatcher import Dispatcher
@@ -26,6 +27,7 @@ from raymq.store.embedded.embedded_store import EmbeddedStore
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.queues import reader
 from raymq.store.queues.consume_queue import BLANK_SIZE
+from raymq.store.queues.message_filter import RECORDS_AT_ONCE
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector, PutRequest
 from tests.support.batches import batch
@@ -295,6 +297,57 @@ def test_queues_that_were_looked_at_in_vain_are_in_the_answer_of_one_with_messag
     found = {part.queue_id: part for part in shard.dispatcher.fetch(request)}
     assert places([found[0]]) == [(0, 6, 0)]
     assert places([found[1]]) == [(0, 8, 1)]
+
+
+def test_one_look_of_a_filter_shares_its_units_among_the_queues(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.store.topics.create("two", 2, [0])
+    confirm_only(shard.store)
+    for queue in (0, 1):
+        shard.put("two", 6, queue=queue, tag="other")
+    dispatch_all(shard.store)
+    monkeypatch.setattr(reader, "FILTERED_UNITS", 8)
+    looks: list[int] = []
+    read = shard.dispatcher._read
+
+    def counted(request: FetchRequest) -> list[FetchSlice]:
+        found = read(request)
+        looks.append(sum(part.next_offset - part.first_offset for part in found))
+        return found
+
+    monkeypatch.setattr(shard.dispatcher, "_read", counted)
+    request = FetchRequest(
+        *("two", {0: 0, 1: 0}, 1 << 20, 10, 50), wanted=MessageSelector("TAG", "wanted")
+    )
+    found = {part.queue_id: part.next_offset for part in shard.dispatcher.fetch(request)}
+    assert found == {0: 6, 1: 6}
+    assert [count for count in looks if count] == [8, 4]
+
+
+def test_a_held_fetch_of_a_filter_ends_after_so_many_units_or_so_much_time(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put("t", 40, tag="other")
+    dispatch_all(shard.store)
+    monkeypatch.setattr(reader, "FILTERED_UNITS", 4)
+    monkeypatch.setattr(held_fetch, "LOOKED_UNITS_MAX", 16)
+    assert places(shard.fetch("t", 0, 60_000, tag="wanted")) == [(0, 16, 0)]
+    monkeypatch.setattr(held_fetch, "LOOKED_UNITS_MAX", 1000)
+    monkeypatch.setattr(held_fetch, "LOOKED_MS_MAX", held_fetch.LOOK_MS - 1)
+    assert places(shard.fetch("t", 0, 60_000, tag="wanted")) == [(0, 4, 0)]
+
+
+def test_a_look_by_sql_ends_when_its_time_is_over(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.put("t", 3 * RECORDS_AT_ONCE, tag="other")
+    dispatch_all(shard.store)
+    monkeypatch.setattr("raymq.actors.supervise.dispatcher.LOOK_MS", 0)
+    request = FetchRequest(
+        *("t", {0: 0}, 1 << 20, 10, 0), wanted=MessageSelector("SQL92", "TAGS = 'wanted'")
+    )
+    assert places(shard.dispatcher.fetch(request)) == [(0, RECORDS_AT_ONCE, 0)]
 
 
 @pytest.mark.parametrize("wanted", [("TAG", "||"), ("SQL92", "a ="), ("REGEX", "x")])

@@ -8,8 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.actors.api.held_fetch import LOOK_AGAIN_MS, HeldFetch
+from raymq.actors.api.held_fetch import (
+    LOOK_AGAIN_MS,
+    LOOK_MS,
+    LOOKED_UNITS_MAX,
+    HeldFetch,
+)
 from raymq.store.base.errors import Unavailable
+from raymq.store.queues import reader
 from raymq.store.records.requests import FetchRequest, FetchSlice
 from tests.support.clock import ManualClock
 
@@ -106,6 +112,30 @@ def test_it_goes_on_after_what_was_looked_at_in_vain_and_says_so_in_the_end() ->
         shard.answers.append([part(1, 7, 8, records=1)])
         answer = held.poll()
     assert answer == [part(0, 5, 9), part(1, 7, 8, records=1)]
+
+
+def test_a_filter_that_matches_nothing_ends_before_another_look_could_be_too_much() -> None:
+    units = reader.FILTERED_UNITS
+    looks = [[part(0, at, at + units)] for at in range(0, 9 * units, units)]
+    shard, clock = Answers(*looks), ManualClock()
+    with begin(shard, clock, ASKED._replace(offsets={0: 0, 1: 7})) as held:
+        answers = [held.poll() for _ in range(LOOKED_UNITS_MAX // units)]
+    assert answers == [*[None] * 3, [part(0, 0, LOOKED_UNITS_MAX)]]
+
+    shard = Answers([part(0, 5, 6)], [part(0, 6, 7)], [part(0, 7, 8)])
+    shard.after = lambda: clock.advance(LOOK_MS)
+    with begin(shard, clock) as held:
+        assert held.poll() is None
+        # Two looks took 40 ms, and a third one might take 20.
+        assert held.poll() == [part(0, 5, 7)]
+
+
+def test_the_time_of_a_wait_is_not_that_of_a_look() -> None:
+    shard, clock = Answers([part(0, 5, 6)], [], [part(0, 6, 7)]), ManualClock()
+    with begin(shard, clock) as held:
+        for _ in range(3):
+            assert held.poll() is None
+            clock.advance(1000)
 
 
 def test_a_slow_look_ends_the_fetch_once_its_time_is_up() -> None:

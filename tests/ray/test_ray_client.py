@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,11 @@ with by_name.consumer("outside", group="g", start="earliest") as consumer:
     consumer.commit()
     found["read as sent"] = read == sent and not consumer.poll(timeout=0.2)
     found["committed"] = consumer.committed()
+with cluster.consumer("outside", start="earliest", sql="TAGS IS NOT NULL") as consumer:
+    wanted = []
+    while consumer.position(0) < len(sent):
+        wanted += consumer.poll(timeout=0.1)
+    found["wanted"] = len(wanted)
 large = batch([b"x" * 4096] * 1024)
 with contextlib.closing(BatchSender(Routes.of(cluster), producer_id=5)) as sender:
     receipts = [sender.send("outside", 0, large).result(60) for _ in range(4)]
@@ -180,6 +185,28 @@ def test_a_driver_does_everything_through_actor_calls(world: World) -> None:
     with world.flight.consumer("driver", group="g") as consumer:
         assert consumer.committed() == {0: 10, 1: 10, 2: 10}
     assert cluster.status()["state"] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [({"tags": "b || c"}, range(1, 30)), ({"sql": "n > 27 OR TAGS = 'a'"}, (0, 28, 29))],
+)
+def test_a_filter_works_through_actor_calls(
+    world: World, wanted: dict[str, str], expected: Sequence[int]
+) -> None:
+    topic = f"filtered-by-{next(iter(wanted))}"
+    world.cluster.create_topic(topic, queues=1)
+    with world.cluster.producer() as producer:
+        for number in range(30):
+            tag = "a" if not number else "bc"[number % 2]
+            producer.send(topic, b"%d" % number, tag=tag, properties={"n": str(number)})
+    with world.cluster.consumer(topic, start="earliest", **wanted) as consumer:
+        read: list[int] = []
+        while consumer.position(0) < 30:
+            read += [int(message.body) for message in consumer.poll(timeout=0.1)]
+    assert read == list(expected)
+    with pytest.raises(Rejected, match="character 4"):
+        world.cluster.consumer(topic, start="earliest", sql="n >")
 
 
 def test_a_body_of_6_mib_passes_by_either_transport_when_the_cluster_takes_it(
@@ -476,6 +503,7 @@ def test_from_outside_everything_goes_through_the_port_of_ray_client(world: Worl
     assert found["last"] == 199
     assert found["read as sent"]
     assert found["committed"] == {"0": 200}
+    assert found["wanted"] == 0
     assert found["duplicates"]
     assert found["large"] == 200 + 4 * 1024 - 1
     assert found["error"] == ["Rejected", "topic"]

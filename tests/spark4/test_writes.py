@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import shutil
 import textwrap
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import raymq.spark
 from raymq.cluster.bench.dataset_load import DatasetPlan, run
 from raymq.cluster.bench.spark_engine import Spark4Engine
 from raymq.store.base.format import STAGED_TOPIC
+from raymq.store.records.requests import FetchRequest, FetchSlice
 from tests.support.served_shard import ServedShard
 from tests.support.waiting import until
 
@@ -408,8 +411,38 @@ def test_filters_of_a_query_choose_what_is_read(
         assert sorted(int(bytes(row["value"])) for row in few.collect()) == list(range(181, 200, 2))
         assert frame.where("timestamp > now() + interval 1 hour").count() == 0
         assert (plain, frame.where("partition = 0").count()) == (200, 100)
+
+        with sent_records(shard) as sent:
+            assert frame.where("tag = 'odd'").select("offset").count() == 100
+        # The shard leaves the others out.
+        assert sum(sent) == 100
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+    with sent_records(shard) as sent:
+        assert reader.option("tags", "odd || none").load().count() == 100
+        few = spark.read.format("raymq").options(**options, subscribe="filtered")
+        found = few.option("sql", "TAGS = 'even' AND KEYS IN ('id-8', 'id-9')").load()
+        assert [bytes(row["value"]) for row in found.collect()] == [b"8"]
+    assert sum(sent) == 101
+
+
+@contextlib.contextmanager
+def sent_records(shard: ServedShard) -> Iterator[list[int]]:
+    """Notes how many records the shard sends with each answer."""
+    sent: list[int] = []
+    fetch = shard.host.fetch
+
+    def counted(request: FetchRequest) -> list[FetchSlice]:
+        found = fetch(request)
+        sent.extend(0 if part.records is None else len(part.records) for part in found)
+        return found
+
+    shard.host.fetch = counted  # type: ignore[method-assign]
+    try:
+        yield sent
+    finally:
+        del shard.host.fetch  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])

@@ -268,3 +268,27 @@ def value_of(tree, row: dict[str, str]) -> bool | None:
 def test_unknown_spreads_as_in_three_valued_logic(tree):
     want = [number for number, row in enumerate(ROWS) if value_of(tree, row) is True]
     assert wanted(text_of(tree)) == want
+
+
+# --- any text -------------------------------------------------------------------------------------
+
+words = st.sampled_from(
+    ["a", "b", "AND", "OR", "not", "IN", "BETWEEN", "IS", "NULL", "TRUE", "CONTAINS", "STARTSWITH"]
+    + ["5", "-", "7.5", "1e5", "9" * 400, "'x'", "''", "'", "(", ")", ",", "=", "<>", "<=", "!"]
+    + ["--", "/*", "*/", "\n", "\x00", "\u0130", "\ud800", "$_", "."]
+)
+
+
+@given(st.one_of(st.text(max_size=40), st.lists(words, max_size=14).map(" ".join)))
+@settings(max_examples=400, deadline=None)
+def test_any_text_is_a_filter_or_is_refused_with_a_position(text):
+    found, refusal = None, None
+    try:
+        found = SqlFilter(text).records(COLUMN)
+    except Rejected as error:
+        refusal = error
+    if refusal is None:
+        assert len(found) == len(ROWS)
+    else:
+        assert 1 <= refusal.position <= len(text) + 1
+        assert str(refusal.position) in refusal.message
