@@ -22,6 +22,9 @@ LOOKED_UNITS_MAX = 65_536
 LOOKED_MS_MAX = 50
 #: how long one look of such a fetch takes
 LOOK_MS = 20
+#: how long such a fetch goes on after it has looked at messages in vain. The reader's position follows after that time,
+#: and a stream of messages that it does not want costs no answer for each of them
+IN_VAIN_MS = 50
 
 
 class FetchProgress:
@@ -34,21 +37,26 @@ class FetchProgress:
         self._looked: dict[int, FetchSlice] = {}
         #: of `LOOKED_UNITS_MAX` and `LOOKED_MS_MAX`
         self._units = self._took_ms = 0
+        #: when the fetch ends, because it has looked in vain (monotonic ms); None: it has not
+        self.ends_ms: int | None = None
 
-    def note(self, found: list[FetchSlice], took_ms: int = 0) -> bool:
-        """Go on after these. Args: `took_ms`: the time of this look.
+    def note(self, found: list[FetchSlice], began_ms: int, now_ms: int) -> bool:
+        """Go on after these. Args: `began_ms`, `now_ms`: of this look, by the monotonic clock.
 
         Returns: whether the fetch ends with them: one has records or an error, or the next look might be too much.
         """
         if not found:
-            return False
+            return self.ends_ms is not None and now_ms >= self.ends_ms
+        if self.ends_ms is None:
+            self.ends_ms = now_ms + IN_VAIN_MS
         self._units += sum(part.next_offset - part.first_offset for part in found)
-        self._took_ms += took_ms
+        self._took_ms += now_ms - began_ms
         self._looked |= {part.queue_id: part for part in found}
         ends = {part.queue_id: part.next_offset for part in found}
         self.request = self.request._replace(offsets={**self.request.offsets, **ends})
         return any(map(_is_found, found)) or (
-            self._units + reader.FILTERED_UNITS > LOOKED_UNITS_MAX
+            now_ms >= self.ends_ms
+            or self._units + reader.FILTERED_UNITS > LOOKED_UNITS_MAX
             or self._took_ms + LOOK_MS > LOOKED_MS_MAX
         )
 
@@ -95,9 +103,11 @@ class HeldFetch:
         began_ms = self._clock.monotonic_ms()
         found = self._backend.fetch(self._progress.request._replace(wait_ms=0))
         now_ms = self._clock.monotonic_ms()
-        if self._progress.note(found, now_ms - began_ms) or now_ms >= self._deadline_ms:
+        if self._progress.note(found, began_ms, now_ms) or now_ms >= self._deadline_ms:
             return self._progress.answer()
 
+        if self._progress.ends_ms is not None:
+            self._deadline_ms = min(self._deadline_ms, self._progress.ends_ms)
         self._look_again_ms = self._deadline_ms
         if found:
             # A filter looks at a part of a queue at a time, and has to look at the next one.

@@ -206,7 +206,7 @@ class Dispatcher:
             self.await_confirmed()
             found = self._read(request)
         progress = FetchProgress(request)
-        if progress.note(found, self._clock.monotonic_ms() - look_ms) or not may_hold:
+        if progress.note(found, look_ms, self._clock.monotonic_ms()) or not may_hold:
             return progress.answer()
         return self._hold(progress, began_ms, confirmed)
 
@@ -224,12 +224,15 @@ class Dispatcher:
                 awaits_dispatch = self._awaits_dispatch(request, confirmed)
                 look_ms = self._clock.monotonic_ms()
                 found = self._read(request)
-                is_over = progress.note(found, self._clock.monotonic_ms() - look_ms)
+                now_ms = self._clock.monotonic_ms()
+                is_over = progress.note(found, look_ms, now_ms)
 
                 wait_ms = request.wait_ms
                 if awaits_dispatch:
                     wait_ms = max(wait_ms, FIRST_DISPATCH_WAIT_MS)
-                left_ms = began_ms + wait_ms - self._clock.monotonic_ms()
+                left_ms = began_ms + wait_ms - now_ms
+                if progress.ends_ms is not None:
+                    left_ms = min(left_ms, progress.ends_ms - now_ms)
                 if is_over or left_ms <= 0:
                     return progress.answer()
                 if self._stopping:

@@ -111,6 +111,14 @@ def test_a_read_sees_what_was_dispatched_right_after_it_looked(
         assert part.next_offset == 1
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine changes no answer of a fetch with a filter."""
+    monkeypatch.setattr(held_fetch, "IN_VAIN_MS", 600_000)
+    monkeypatch.setattr(held_fetch, "LOOKED_MS_MAX", 600_000)
+    monkeypatch.setattr(dispatcher_module, "LOOK_MS", 600_000)
+
+
 class Shard:
     """A store whose records are confirmed at once, and its dispatcher with its thread."""
 
@@ -318,8 +326,9 @@ def test_one_look_of_a_filter_shares_its_units_among_the_queues(
 
     monkeypatch.setattr(shard.dispatcher, "_read", counted)
     request = FetchRequest(
-        *("two", {0: 0, 1: 0}, 1 << 20, 10, 50), wanted=MessageSelector("TAG", "wanted")
+        *("two", {0: 0, 1: 0}, 1 << 20, 10, 600_000), wanted=MessageSelector("TAG", "wanted")
     )
+    monkeypatch.setattr(held_fetch, "IN_VAIN_MS", 300)
     found = {part.queue_id: part.next_offset for part in shard.dispatcher.fetch(request)}
     assert found == {0: 6, 1: 6}
     assert [count for count in looks if count] == [8, 4]
@@ -343,7 +352,7 @@ def test_a_look_by_sql_ends_when_its_time_is_over(
 ) -> None:
     shard.put("t", 3 * RECORDS_AT_ONCE, tag="other")
     dispatch_all(shard.store)
-    monkeypatch.setattr("raymq.actors.supervise.dispatcher.LOOK_MS", 0)
+    monkeypatch.setattr(dispatcher_module, "LOOK_MS", 0)
     request = FetchRequest(
         *("t", {0: 0}, 1 << 20, 10, 0), wanted=MessageSelector("SQL92", "TAGS = 'wanted'")
     )

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.api.held_fetch import (
+    IN_VAIN_MS,
     LOOK_AGAIN_MS,
     LOOK_MS,
     LOOKED_UNITS_MAX,
@@ -107,7 +108,7 @@ def test_it_goes_on_after_what_was_looked_at_in_vain_and_says_so_in_the_end() ->
         # Between two looks the server sees whether the client has left.
         assert (held.poll(), held.left_ms()) == (None, 0)
         assert (held.poll(), held.left_ms()) == (None, 0)
-        assert (held.poll(), held.left_ms()) == (None, 9_000)
+        assert (held.poll(), held.left_ms()) == (None, IN_VAIN_MS)
         assert [looked[0] for looked in shard.offsets] == [5, 6, 9]
         shard.answers.append([part(1, 7, 8, records=1)])
         answer = held.poll()
@@ -130,12 +131,18 @@ def test_a_filter_that_matches_nothing_ends_before_another_look_could_be_too_muc
         assert held.poll() == [part(0, 5, 7)]
 
 
-def test_the_time_of_a_wait_is_not_that_of_a_look() -> None:
-    shard, clock = Answers([part(0, 5, 6)], [], [part(0, 6, 7)]), ManualClock()
+def test_soon_after_a_look_in_vain_the_reader_learns_how_far_it_is() -> None:
+    shard, clock = Answers([], [part(0, 5, 6)], [part(0, 6, 7)]), ManualClock()
     with begin(shard, clock) as held:
-        for _ in range(3):
-            assert held.poll() is None
-            clock.advance(1000)
+        assert held.poll() is None
+        # Nothing to look at: the fetch is held.
+        clock.advance(1000)
+        assert held.poll() is None
+        clock.advance(IN_VAIN_MS - 1)
+        assert held.poll() is None
+        clock.advance(1)
+        assert held.left_ms() == 0
+        assert held.poll() == [part(0, 5, 7)]
 
 
 def test_a_slow_look_ends_the_fetch_once_its_time_is_up() -> None:
