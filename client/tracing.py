@@ -27,7 +27,7 @@ class TraceHook:
     bytes. The messages of one `poll`, or one message of an iteration, get a span of the kind CONSUMER until the program
     asks for the next ones. It links to the spans of the sends. `context_of` gives the context of one message.
 
-    Without an SDK of OpenTelemetry there are no spans, and the context of the program travels all the same. It needs
+    Without an SDK of OpenTelemetry nothing is recorded, and the context of the program travels all the same. It needs
     the extra `raymq[trace]`.
 
     Example:

@@ -140,7 +140,7 @@ class Consumer(OpenClient):
         self.topic = topic
         self.group = config.group
         self._hooks = Hooks.of(config.hooks)
-        #: what the program has got and the hooks know no end of
+        #: messages that the program got, and for which the hooks wait to be called again
         self._consumed: Sequence[ReceivedMessage] = ()
         #: how warnings call this consumer
         self.name = type(self).__name__

@@ -243,8 +243,13 @@ def _reader(
     selector: MessageSelector | None,
 ) -> Callable[[], Iterable[pa.Table]]:
     def read() -> Iterator[pa.Table]:
+        is_empty = True
         for records in read_queue_range(cluster, wanted, read_from=read_from, selector=selector):
+            is_empty = False
             yield as_table(wanted.shard, records, values)
+        if is_empty:
+            # Without a block the dataset would have no columns.
+            yield table_schema(values).empty_table()
 
     return read
 

@@ -301,7 +301,7 @@ def test_all_calls_are_in_the_event_loop(shard: ServedShard, topic: str) -> None
 
 @pytest.mark.parametrize("hooks", [[object()], [Noting], "hook", 5, [None]])
 @pytest.mark.parametrize("kind", [Producer, AsyncProducer, Consumer, AsyncConsumer])
-def test_what_is_no_hook_is_refused(shard: ServedShard, kind: Any, hooks: Any) -> None:
+def test_what_is_not_a_hook_is_refused(shard: ServedShard, kind: Any, hooks: Any) -> None:
     more = {"topic": "t"} if "Consumer" in kind.__name__ else {}
     with pytest.raises(Rejected) as caught:
         kind(shard.cluster, **more, hooks=hooks)
