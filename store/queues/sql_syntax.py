@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 from raymq.store.base.errors import Rejected
 
-#: brackets and NOTs inside each other
-DEPTH_MAX = 100
+#: brackets and NOTs inside each other. Each level is eight calls, and the caller may have many already
+DEPTH_MAX = 50
 #: characters of an expression that an error repeats
 _SHOWN_CHARS = 160
 _LONG_MAX = (1 << 63) - 1
