@@ -20,6 +20,8 @@ from ray.dashboard.consts import DASHBOARD_METRIC_PORT
 
 import raymq
 import raymq.errors
+from raymq.actors.api.call_arguments import EXPRESSION_CHARS_MAX
+from raymq.actors.api.held_fetch import IN_VAIN_MS, LOOKED_MS_MAX, LOOKED_UNITS_MAX
 from raymq.actors.ray import actor_classes
 from raymq.actors.shared import control_block, latency
 from raymq.actors.shared.control_block import ROLES
@@ -53,6 +55,7 @@ from raymq.store.config.store_config import WHILE_RUNNING, StoreConfig
 from raymq.store.log.commit_real_time import CommitRealTime
 from raymq.store.log.flush import PAGE_BYTES, FlushRealTime
 from raymq.store.queues.queue_files import OPEN_FILES_MAX
+from raymq.store.queues.sql_syntax import DEPTH_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
@@ -306,6 +309,13 @@ PROMISE = "docs/concepts/promise.md"
         ("docs/operating/boot.md", f"LimitNOFILE={_FILES_WARN}"),
         ("cluster/cli/doctor.py", "above 150 GiB of log per shard"),
         ("docs/reference/limits.md", f"{STORE.max_message_bytes // MIB} MiB (`max_message_bytes`)"),
+        *(
+            (page, f"{EXPRESSION_CHARS_MAX:,} characters, {and_}{DEPTH_MAX} levels of brackets")
+            for page, and_ in (("docs/reference/limits.md", ""), ("docs/guides/filters.md", "and "))
+        ),
+        ("docs/reference/limits.md", f"| {LOOKED_UNITS_MAX:,}, and for {LOOKED_MS_MAX} ms |"),
+        ("docs/guides/filters.md", f"{LOOKED_UNITS_MAX:,} messages or for {LOOKED_MS_MAX} ms"),
+        ("docs/guides/filters.md", f"ends {IN_VAIN_MS} ms after"),
         (
             "docs/operating/runbook.md",
             f"UNREACHABLE: no answer within {STATUS_TIMEOUT_S:g} seconds",
