@@ -420,9 +420,11 @@ def test_filters_of_a_query_choose_what_is_read(
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
     with sent_records(shard) as sent:
-        assert reader.option("tags", "odd || none").load().count() == 100
-        few = spark.read.format("raymq").options(**options, subscribe="filtered")
-        found = few.option("sql", "TAGS = 'even' AND KEYS IN ('id-8', 'id-9')").load()
+        given = {**options, "subscribe": "filtered"}
+        odd = spark.read.format("raymq").options(**given, tags="odd || none").load()
+        assert odd.count() == 100
+        wanted = "TAGS = 'even' AND KEYS IN ('id-8', 'id-9')"
+        found = spark.read.format("raymq").options(**given, sql=wanted).load()
         assert [bytes(row["value"]) for row in found.collect()] == [b"8"]
     assert sum(sent) == 101
 
