@@ -75,6 +75,9 @@ class ConsumerConfig:
         check_number("unavailable_timeout_ms", self.unavailable_timeout_ms, 0, whole=False)
         check_number("session_timeout_s", self.session_timeout_s, 1, whole=False)
         check_number("revoke_timeout_s", self.revoke_timeout_s, 0, whole=False)
+        selector_of(self.tags, self.sql)
+        check_hooks(self.hooks)
+
         if self.instance_id is not None and not 1 <= len(self.instance_id) <= INSTANCE_CHARS_MAX:
             raise Rejected(
                 f"instance_id has {len(self.instance_id)} characters; it may have 1 to {INSTANCE_CHARS_MAX}",
@@ -88,5 +91,3 @@ class ConsumerConfig:
                     field=name,
                     limit="a member of a group",
                 )
-        selector_of(self.tags, self.sql)
-        check_hooks(self.hooks)

@@ -49,6 +49,9 @@ class MemberQueues:
         #: queues whose next commit may lower the offset
         self._sought: set[int] = set()
 
+        # All members have one filter: what a member passes over, no other one reads.
+        selector = assigned.state.selector
+        kind, expression = ("", "") if selector is None else selector
         self.membership = Membership(
             routes,
             self._group,
@@ -59,6 +62,8 @@ class MemberQueues:
             session_timeout_ms=round(config.session_timeout_s * 1000),
             revoke_timeout_ms=round(config.revoke_timeout_s * 1000),
             instance_id=config.instance_id or "",
+            filter_kind=kind,
+            expression=expression,
             clock=clock,
         )
 

@@ -165,6 +165,21 @@ def test_the_limits_of_a_call_hold_whole_looks() -> None:
     assert 2 * LOOK_MS <= LOOKED_MS_MAX == 50
 
 
+def test_the_members_of_a_group_have_one_filter(cluster: Any) -> None:
+    def join(**wanted: str) -> Consumer:
+        return Consumer(cluster, "t", group="g", start="earliest", **wanted)
+
+    with join(tags="a || b") as first:
+        with join(tags="a || b") as second:
+            assert len(first.assignment()) + len(second.assignment()) <= 4
+        for other in ({}, {"tags": "a"}, {"sql": "TAGS = 'a'"}):
+            with pytest.raises(Rejected, match=r"TAG filter 'a \|\| b'") as caught:
+                join(**other)
+            assert caught.value.field == "filter"
+    with join(sql="TAGS = 'a'"):
+        pass
+
+
 @pytest.mark.parametrize(("options", "option", "position", "words"), WRONG)
 def test_a_wrong_filter_is_refused_when_a_consumer_is_made(
     cluster: Any, options: dict[str, Any], option: str, position: int | None, words: str
