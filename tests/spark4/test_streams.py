@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raymq.spark.stream_reader import HAS_ADMISSION_CONTROL
+from tests.support.served_shard import ServedShard
 from tests.support.spark_query import Query
 
 # pyspark leaves the sockets of its collect() calls to the garbage collector.
@@ -90,3 +91,17 @@ def test_available_now_reads_what_is_there_in_batches_and_ends(put: Put, query: 
     put("present-2", 0, *numbers("q", 2))
     assert sizes(query.run(trigger=now, **given)) == [2]
     assert query.bodies() == numbers("p", 9) + numbers("q", 2)
+
+
+@pytest.mark.parametrize("given", [{"tags": "odd || none"}, {"sql": "TAGS = 'odd'"}], ids=str)
+def test_a_stream_with_a_filter_goes_on_after_what_it_does_not_want(
+    shard: ServedShard, query: Query, given: dict[str, str]
+) -> None:
+    topic = f"filtered-by-{next(iter(given))}"
+    shard.cluster.create_topic(topic, queues=1)
+    with shard.cluster.producer() as producer:
+        for number in range(9):
+            producer.send(topic, b"%d" % number, tag="odd" if number % 2 else "even")
+    query.run(subscribe=topic, startingOffsets="earliest", **given)
+    assert query.bodies() == [b"1", b"3", b"5", b"7"]
+    assert query.offsets(0) == {topic: {"0": 9}}
