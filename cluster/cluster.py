@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from raymq.client.times import Time
+
     from .deploy.ray_host import Progress
     from .operations.drain_node import DrainReport
     from .operations.recover_shard import RecoveryPlan
@@ -268,6 +270,46 @@ class Cluster(ClusterHandle):
         from raymq.client.topics.add_column import add_column
 
         return add_column(self, topic, column)
+
+    def offsets_for_times(
+        self,
+        topic: str,
+        times: Time | Mapping[int, Time],
+        boundary: Literal["first", "last"] = "first",
+    ) -> dict[int, int]:
+        """The offset of each queue at a time: where a reader begins to see what was stored from then on.
+
+        Example:
+            ```python
+            import datetime
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                an_hour_ago = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=1)
+                offsets = cluster.offsets_for_times("orders", an_hour_ago)
+                with cluster.consumer("orders", start=offsets) as consumer:
+                    print(consumer.poll(timeout=1))
+            ```
+
+        Args:
+            topic: an existing topic.
+            times: milliseconds since 1970, or a datetime with a time zone, for all queues; or {queue_id: time}. Store
+                times count, which the clocks of the shards give, and which never go back within a shard.
+            boundary: "first" (default): the first message at that time or later, and if there is none the end of the
+                queue, which the next message gets. "last": the last message at that time or earlier, and if there is
+                none the first message that is left.
+
+        Returns: queue_id -> offset.
+
+        Raises:
+            Rejected: the topic or a queue does not exist, or a time is none or before 2001.
+            Corrupt: a message that the search meets cannot be read.
+            Unavailable: a shard does not answer, or too few replicas say that it still leads.
+        """
+        from raymq.client.consume.offsets_by_time import offsets_for_times
+
+        return offsets_for_times(self, topic, times, boundary)
 
     def config(self) -> dict[str, dict[str, Any]]:
         """Every option of the stores: its value, its default, and when it may change.

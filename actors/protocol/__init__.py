@@ -69,6 +69,8 @@ A shard that is being added does not answer those that are about all shards: des
     add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
     set_schema(name, schema)                                        {changed, shards: the joined}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
+    offsets_by_time(topic, times, boundary)                         {queue_id: offset}, for {queue_id: ms}; boundary:
+                                                                      first, last
     commit_offsets(group, topic, offsets, numbers, seeks)           {}; with numbers {fenced: {queue_id: [number,
                                                                       member]}}: of these nothing is stored
     offsets(group, topic)                                           {queue_id: next offset}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from raymq.client.messages.codecs import CONTENT_TYPE, codec
-from raymq.client.messages.delivery_times import EARLIEST_MS
 from raymq.client.messages.message import (
     NULL_PROPERTY,
     Message,
@@ -21,6 +20,7 @@ from raymq.client.messages.record_head import (
     delay_property,
     head_of,
 )
+from raymq.client.times import EARLIEST_MS
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT

@@ -680,6 +680,7 @@ def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed
 QUESTIONS = {
     "offsets": {"group": "g", "topic": "t"},
     "queue_ranges": {"topic": "t"},
+    "offsets_by_time": {"topic": "t", "times": {"0": 1}, "boundary": "first"},
     "known_producers": {"producer_ids": [7]},
 }
 
