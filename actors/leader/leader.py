@@ -403,6 +403,10 @@ class Leader(ReplicaRole):
         """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
         self._dispatcher.await_confirmed()
 
+    def await_index(self) -> None:
+        """Wait until the index has all messages that readers see by now. Raises: Unavailable."""
+        self._dispatcher.await_indexed()
+
     def end_damaged_file(self) -> None:
         """See `ReplicaRole.end_damaged_file`. Replication reads the file, and cannot wait until puts have filled it."""
         self.publish(self.store.begin_next_file())

@@ -681,6 +681,15 @@ QUESTIONS = {
     "offsets": {"group": "g", "topic": "t"},
     "queue_ranges": {"topic": "t"},
     "offsets_by_time": {"topic": "t", "times": {"0": 1}, "boundary": "first"},
+    "find_messages": {
+        "topic": "t",
+        "key": "k",
+        "is_unique": False,
+        "begin_ms": 0,
+        "end_ms": 1,
+        "max_records": 1,
+    },
+    "place_of_message": {"message_id": "0" * 32},
     "known_producers": {"producer_ids": [7]},
 }
 

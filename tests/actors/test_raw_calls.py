@@ -52,6 +52,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
         for op, more in (
             ("queue_ranges", {}),
             ("offsets_by_time", {"times": {"0": 0}, "boundary": "first"}),
+            ("find_messages", {each: FIND[each] for each in FIND if each != "topic"}),
             ("offsets", {"group": "g"}),
             ("commit_offsets", {"group": "g", "offsets": {"0": 0}}),
             ("send_back", {"group": "g", "queue_id": 0, "offset": 0, "delay_level": 0}),
@@ -102,6 +103,16 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "known_producers", {"producer_ids": [0] * 300_000}, "producer_ids"
 
 
+FIND = {
+    "topic": "t",
+    "key": "k",
+    "is_unique": False,
+    "begin_ms": 0,
+    "end_ms": 1,
+    "max_records": 64,
+}
+
+
 def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     """As `calls`: of those that look for messages."""
     at = {"topic": "t", "times": {"0": 1}, "boundary": "first"}
@@ -111,6 +122,15 @@ def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "offsets_by_time", {**at, "times": wrong}, "times"
     if wrong != "1":
         yield "offsets_by_time", {**at, "times": {str(wrong): 0}}, "times"
+
+    for number in ("begin_ms", "end_ms", "max_records"):
+        yield "find_messages", {**FIND, number: wrong}, number
+    yield "find_messages", {**FIND, "max_records": 65}, "max_records"
+    if wrong != "1":
+        yield "find_messages", {**FIND, "key": wrong}, "key"
+    if wrong is not True:
+        yield "find_messages", {**FIND, "is_unique": wrong}, "is_unique"
+    yield "place_of_message", {"message_id": wrong}, "message_id"
 
 
 def calls_of_a_shard(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

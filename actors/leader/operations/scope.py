@@ -33,6 +33,9 @@ class LeaderScope(Protocol):
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
 
+    def await_index(self) -> None:
+        """Wait until the index has all messages that readers see by now. Raises: Unavailable."""
+
     def publish(self, appended: AppendedRows) -> None:
         """Let the satellites work on an append, without waiting for them."""
 
