@@ -78,6 +78,7 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       member]}}: of these nothing is stored
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
+    cancel_timer(offset)                                            {cancelled}; offset: in the timer topic
     find_coordinator(group)                                         {shard}; shard 0 answers
     group_beat(beats)                                               {answers}: of each heartbeat its assignment or
                                                                       error, see store/groups/heartbeat.py

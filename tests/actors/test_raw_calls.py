@@ -131,6 +131,8 @@ def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     if wrong is not True:
         yield "find_messages", {**FIND, "is_unique": wrong}, "is_unique"
     yield "place_of_message", {"message_id": wrong}, "message_id"
+    yield "cancel_timer", {"offset": wrong}, "offset"
+    yield "cancel_timer", {"offset": 10**9}, "offset"
 
 
 def calls_of_a_shard(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

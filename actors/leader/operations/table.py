@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raymq.actors.api.operations import merge
 
-from . import groups, offsets, producers, queries, shard, topics, writes
+from . import groups, offsets, producers, queries, shard, timers, topics, writes
 
 OPERATIONS = merge(
     shard.OPERATIONS,
@@ -12,6 +12,7 @@ OPERATIONS = merge(
     offsets.OPERATIONS,
     groups.OPERATIONS,
     queries.OPERATIONS,
+    timers.OPERATIONS,
     producers.OPERATIONS,
     writes.OPERATIONS,
 )
