@@ -46,7 +46,7 @@ def at_ms(time_ms: int) -> datetime:
 def check_time(field: str, time: object) -> int:
     """A point in time as milliseconds since 1970. A part of a millisecond counts as none.
 
-    Raises: Rejected for a datetime without a time zone, for a time before 2001, and for what is no time.
+    Raises: Rejected for a datetime without a time zone, for a time before 2001, and for another type.
     """
     if isinstance(time, datetime):
         if time.utcoffset() is None:

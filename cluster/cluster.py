@@ -420,8 +420,8 @@ class Cluster(ClusterHandle):
             message_id: RocketMQ's offset message id, 32 hexadecimal digits, or 56 with an IPv6 address.
 
         Raises:
-            Rejected: this is no id, no message of the cluster has it (any more), or two shards have such a message,
-                because one had the port of the other before.
+            Rejected: the text is not an id, no message of the cluster has it (any more), or two shards have such a
+                message, because one had the port of the other before.
             Corrupt: the message is damaged, and no replica could mend it.
             Unavailable: no shard that answers has the message, and another one does not answer.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -242,14 +242,17 @@ def _by_key(
     hits.sort(key=lambda each: each[0])
 
     found = []
-    for _, shard, (queue_id, offset, _, record) in hits[-max_records:]:
-        made = None if record is None else _of_answer(shard, queue_id, b64decode(record))
-        if made is None:
-            queue = _Queue(route.name, queue_id, shard)
-            with closing(_reader(cluster, queue)) as reader:
-                made = _read_one(reader, queue, offset)
-        if made is not None:
-            found.append(made)
+    with ExitStack() as stack:
+        readers: dict[_Queue, RangeReader] = {}
+        for _, shard, (queue_id, offset, _, record) in hits[-max_records:]:
+            made = None if record is None else _of_answer(shard, queue_id, b64decode(record))
+            if made is None:
+                queue = _Queue(route.name, queue_id, shard)
+                if queue not in readers:
+                    readers[queue] = stack.enter_context(closing(_reader(cluster, queue)))
+                made = _read_one(readers[queue], queue, offset)
+            if made is not None:
+                found.append(made)
     return found
 
 

@@ -238,7 +238,7 @@ class Producer(OpenClient):
         Args:
             receipt: that of the send.
 
-        Returns: True: the message is never delivered, whatever fails after this, and a repeated call says so again.
+        Returns: True: the message is never delivered, also after failures, and a repeated call says so again.
         False: too late; readers have the message, or get it within about a second.
         Durable: as an acknowledged message.
 

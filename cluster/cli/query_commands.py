@@ -40,7 +40,7 @@ def query(options: argparse.Namespace, console: Console) -> int:
 def tail(options: argparse.Namespace, console: Console) -> int:
     """raymq topic tail TOPIC"""
     with cluster_of(options, console) as cluster:
-        # Before the messages: whatever comes from now on is printed once, here or below.
+        # Before the messages: each message that comes from now on is printed once, here or below.
         queues = cluster.describe_topic(options.topic)["queues"]
         found = cluster.query(options.topic, between=(None, None), max_records=options.max)
         _show(found, options, console)

@@ -20,7 +20,7 @@ def time_of(text: str, *, clock: Clock | None = None) -> datetime:
 
     A time without a zone is of this machine's zone. Raises: argparse.ArgumentTypeError.
     """
-    fault = f"{text!r} is no time: give 2026-11-29T14:30, milliseconds since 1970, or 90s, 15m, 2h, 1d ago"
+    fault = f"{text!r} is not a time: give 2026-11-29T14:30, milliseconds since 1970, or 90s, 15m, 2h, 1d ago"
     ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
     try:
         if ago is not None:

@@ -1,7 +1,8 @@
 """Cancelling a timer: the record that names its unique key, in the second in which it is due.
 
-A cancellation is a record of the timer topic, and counts once it is loaded: whoever has all records of the log knows
-it. Source: RecallMessageProcessor, RocketMQ 5.3.3, which answers without knowing whether the timer is delivered.
+A cancellation is a record of the timer topic, and counts once it is loaded. A leader loads all records of its log
+before it delivers anything.
+Source: RecallMessageProcessor, RocketMQ 5.3.3, which answers without knowing whether the timer is delivered.
 """
 
 from __future__ import annotations

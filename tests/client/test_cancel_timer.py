@@ -98,7 +98,7 @@ def test_a_cancellation_outlives_a_restart_of_the_shard(
 ) -> None:
     first = end(cluster)
     with cluster.producer() as producer:
-        at_ms = in_ms(4_000)
+        at_ms = in_ms(2_500)
         receipt = producer.send("t", b"cancelled", deliver_at_ms=at_ms).result(30)
         producer.send("t", b"comes", deliver_at_ms=at_ms).result(30)
         assert producer.cancel(receipt)

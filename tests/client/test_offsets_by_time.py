@@ -141,7 +141,7 @@ def test_of_a_compacted_topic_only_messages_that_are_left_count(cluster: Cluster
         "2026-01-01",
     ],
 )
-def test_what_is_no_time_or_one_before_2001_is_refused_everywhere(
+def test_other_types_and_times_before_2001_are_refused_everywhere(
     cluster: Cluster, times: dict[int, list[int]], time: Any
 ) -> None:
     with cluster.consumer("t", start="latest") as consumer:

@@ -204,7 +204,7 @@ def test_each_message_is_found_at_its_place_and_by_its_id(
 
 
 def right_call(cluster: Cluster) -> Any:
-    """Calls of the shards where they are, whatever the handle believes."""
+    """Calls of the shards where they are, and not where the handle believes."""
     call = Cluster.call
 
     def at_home(shard: int, *arguments: Any, **more: Any) -> Any:
@@ -237,7 +237,7 @@ def test_an_id_of_no_message_is_refused(cluster: Cluster, sent: list[ReceivedMes
     inside = f"{int(sent[0].message_id, 16) + 1:032X}"
     beyond = sent[0].message_id[:16] + "00000000FFFFFFFF"
     elsewhere = "0A000001" + sent[0].message_id[8:]
-    # What the shard writes for itself is no message of a user.
+    # Users have no message of those that the shard writes for itself.
     own = sent[0].message_id[:16] + "0" * 16
     for wrong in (inside, beyond, elsewhere, own):
         with pytest.raises(Rejected, match="no message with id"):

@@ -145,7 +145,7 @@ def test_a_timer_that_was_delivered_before_the_clock_was_set_back_is_not_cancell
     assert not cancel(world, again)
 
 
-def test_what_is_no_timer_with_a_unique_key_is_refused(world: DelayWorld) -> None:
+def test_only_a_timer_with_a_unique_key_can_be_cancelled(world: DelayWorld) -> None:
     with pytest.raises(Rejected, match="no timer is at offset 0"):
         cancel(world, 0)
     _, offset = send(world, b"a", 5_000)
@@ -163,7 +163,7 @@ def test_what_is_no_timer_with_a_unique_key_is_refused(world: DelayWorld) -> Non
 
 
 @pytest.mark.parametrize("seed", range(rounds("RAYMQ_CANCEL_RUNS", thorough=25, quick=10)))
-def test_whatever_comes_between_each_timer_is_cancelled_or_delivered_once(
+def test_after_random_steps_each_timer_is_cancelled_or_delivered_once(
     tmp_path: Path, seed: int
 ) -> None:
     choose = random.Random(seed)
