@@ -508,6 +508,8 @@ class Consumer(OpenClient):
 
         with assigned.state.changed:
             assigned.check_open()
+            # Queues may go while the shards are asked.
+            found = {each: found[each] for each in found if each in assigned.positions}
             for queue_id, offset in found.items():
                 assigned.seek(queue_id, offset, is_chosen=False)
         if self._member is not None:

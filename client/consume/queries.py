@@ -13,6 +13,7 @@ import pyarrow as pa
 from raymq.client.arguments import OFFSET_MAX, check_number, check_text, plain_int
 from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.client.times import Time, check_time
+from raymq.client.transport.flight_client import CALL_TIMEOUT_S
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.errors import (
@@ -38,6 +39,8 @@ TIME_MAX_MS = 2**63 - 1
 RECORDS_MAX = 1024
 #: messages of a queue that are read at a time
 READ_RECORDS, READ_BYTES = 1024, 4 << 20
+#: how long a shard is asked for an id that another one has
+OTHERS_TIMEOUT_S = 2.0
 #: how long one message is waited for
 READ_TIMEOUT_S = 30.0
 
@@ -126,9 +129,12 @@ def message_by_id(cluster: ClusterHandle, message_id: str) -> ReceivedMessage:
     )
     places: list[tuple[int, dict[str, Any]]] = []
     failed: Unavailable | DeliveryUnknown | Corrupt | None = None
+    arguments = {"message_id": message_id}
     for shard in shards:
+        # Another shard hardly has such a message, too: a silent one is not waited for.
+        timeout_s = OTHERS_TIMEOUT_S if places else CALL_TIMEOUT_S
         try:
-            place = cluster.call(shard, "place_of_message", {"message_id": message_id})
+            place = cluster.call(shard, "place_of_message", arguments, timeout_s=timeout_s)
         except (Unavailable, DeliveryUnknown, Corrupt) as error:
             failed = error
             continue
@@ -146,8 +152,14 @@ def message_by_id(cluster: ClusterHandle, message_id: str) -> ReceivedMessage:
             field="message_id",
             limit="an id of one message",
         )
-    if not places and failed is not None:
-        raise failed
+    if not places:
+        known = cluster.shards
+        cluster.refresh()
+        if cluster.shards > known:
+            # Shards were added since the handle was made.
+            return message_by_id(cluster, message_id)
+        if failed is not None:
+            raise failed
 
     for shard, place in places:
         queue = _Queue(place["topic"], place["queue_id"], shard)

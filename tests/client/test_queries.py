@@ -203,6 +203,23 @@ def test_each_message_is_found_at_its_place_and_by_its_id(
         cluster.refresh()
 
 
+def test_a_handle_that_is_older_than_a_shard_finds_its_messages(
+    served: ServedCluster, sent: list[ReceivedMessage]
+) -> None:
+    other = next(each for each in sent if each.shard == 1)
+    old = Cluster(
+        name="served",
+        cluster_id=served.cluster.cluster_id,
+        shards=1,
+        token=served.cluster.token,
+        endpoints={0: served.cluster.endpoints[0]},
+        resolver=served.cluster.resolver,
+    )
+    with old:
+        assert old.message_by_id(other.message_id) == other
+        assert old.shards == 2
+
+
 def right_call(cluster: Cluster) -> Any:
     """Calls of the shards where they are, and not where the handle believes."""
     call = Cluster.call
