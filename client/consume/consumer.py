@@ -504,7 +504,7 @@ class Consumer(OpenClient):
         self._assigned.check_open()
         assigned = self._assigned
         times = dict.fromkeys(self.positions(), time_ms)
-        found = ask_offsets(self._routes.call, self.topic, assigned.shard_of, times)
+        found = ask_offsets(self._routes.call, self.topic, self._route.shard_of, times)
 
         with assigned.state.changed:
             assigned.check_open()

@@ -100,6 +100,20 @@ def test_a_group_goes_on_where_it_was_and_begins_other_queues_at_the_time(
         assert consumer.positions() == {0: 2, 1: 4, 2: 0}
 
 
+def test_a_member_of_a_group_that_goes_back_in_time_commits_the_earlier_offsets(
+    cluster: Cluster, times: dict[int, list[int]]
+) -> None:
+    with cluster.consumer("t", group="back", start="earliest") as consumer:
+        while consumer.positions() != {0: ROUNDS, 1: ROUNDS, 2: 0}:
+            consumer.poll(timeout=20)
+        consumer.commit()
+        consumer.seek_time(times[0][2])
+        consumer.commit()
+        assert consumer.committed() == {0: 2, 1: 2, 2: 0}
+    with cluster.consumer("t", group="back") as consumer:
+        assert consumer.positions() == {0: 2, 1: 2, 2: 0}
+
+
 def test_the_consumer_for_asyncio_starts_and_seeks_as_well(
     cluster: Cluster, times: dict[int, list[int]]
 ) -> None:
