@@ -2,6 +2,7 @@
 
 handle          `ClusterHandle`: where the shards are, the token, and their calls
 arguments       checks of a caller's arguments
+times           points in time as callers give them
 client_thread   the threads of clients, which differ from those of the program
 event_wait      waits for an asyncio event, up to a timeout
 forks           tells objects of this process from those made before a fork

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from raymq.client.messages.received import ReceivedMessage
+    from raymq.client.times import Time
+
     from .deploy.ray_host import Progress
     from .operations.drain_node import DrainReport
     from .operations.recover_shard import RecoveryPlan
@@ -268,6 +271,163 @@ class Cluster(ClusterHandle):
         from raymq.client.topics.add_column import add_column
 
         return add_column(self, topic, column)
+
+    def offsets_for_times(
+        self,
+        topic: str,
+        times: Time | Mapping[int, Time],
+        boundary: Literal["first", "last"] = "first",
+    ) -> dict[int, int]:
+        """The offset of each queue at a time: where a reader begins to see what was stored from then on.
+
+        Example:
+            ```python
+            import datetime
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                an_hour_ago = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=1)
+                offsets = cluster.offsets_for_times("orders", an_hour_ago)
+                with cluster.consumer("orders", start=offsets) as consumer:
+                    print(consumer.poll(timeout=1))
+            ```
+
+        Args:
+            topic: an existing topic.
+            times: milliseconds since 1970, or a datetime with a time zone, for all queues; or {queue_id: time}. Store
+                times count, which the clocks of the shards give, and which never go back within a shard.
+            boundary: "first" (default): the first message at that time or later, and if there is none the end of the
+                queue, which the next message gets. "last": the last message at that time or earlier, and if there is
+                none the first message that is left.
+
+        Returns: queue_id -> offset.
+
+        Raises:
+            Rejected: the topic or a queue does not exist, or a time is none or before 2001.
+            Corrupt: a message that the search meets cannot be read.
+            Unavailable: a shard does not answer, or too few replicas say that it still leads.
+        """
+        from raymq.client.consume.offsets_by_time import offsets_for_times
+
+        return offsets_for_times(self, topic, times, boundary)
+
+    def query(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        unique_key: str | None = None,
+        between: tuple[Time | None, Time | None] | None = None,
+        max_records: int = 64,
+    ) -> list[ReceivedMessage]:
+        """The newest messages of a topic with a key, or of a time, of all shards.
+
+        Each shard looks in its index, which has every acknowledged message. A query by key reads only messages of that
+        key, however many the topic has. Of a compacted topic only messages that are left are found.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                with cluster.producer() as producer:
+                    producer.send("orders", b"one espresso", index_keys=("order-7",))
+                for message in cluster.query("orders", key="order-7"):
+                    print(message.store_time_ms, message.queue_id, message.offset, message.body)
+            ```
+
+        Args:
+            topic: an existing topic.
+            key: one of the index keys with which the message was sent, RocketMQ's KEYS. None (default): any.
+            unique_key: the id that a client of RocketMQ gave the message, its UNIQ_KEY, or that `send` gave one with
+                `deliver_at_ms`. Not together with `key`. None (default): any.
+            between: the first and the last store time, both included: each milliseconds since 1970, a datetime with a
+                time zone, or None for no limit. None (default): any time. Without a key these are all messages of that
+                time.
+            max_records: how many messages at most; 64 by default. By key the shards' option `max_msgs_num_batch` is the
+                limit, otherwise 1,024.
+
+        Returns: the messages in the order of their store times, the oldest first. If there are more than `max_records`
+        these are the newest.
+
+        Raises:
+            Rejected: the topic does not exist, no key and no time is given, `max_records` is above the limit, or the
+                shards index no keys (`message_index`).
+            Corrupt: a message of the answer is damaged, and no replica could mend it. The error names file and offset.
+            Unavailable: a shard does not answer, or is still building its index.
+        """
+        from raymq.client.consume.queries import query
+
+        return query(
+            self,
+            topic,
+            key=key,
+            unique_key=unique_key,
+            between=between,
+            max_records=max_records,
+        )
+
+    def message(self, topic: str, queue_id: int, offset: int) -> ReceivedMessage:
+        """The message at an offset of a queue, such as that of a receipt.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                with cluster.producer() as producer:
+                    receipt = producer.send("orders", b"one espresso").result(timeout=30)
+                print(cluster.message(receipt.topic, receipt.queue_id, receipt.offset).body)
+            ```
+
+        Args:
+            topic: an existing topic.
+            queue_id: a queue of it.
+            offset: the offset in that queue.
+
+        Raises:
+            Rejected: the topic or the queue does not exist.
+            OffsetOutOfRange: the queue holds no message at the offset: not yet, no more, or it was compacted.
+            Corrupt: the message is damaged, and no replica could mend it.
+            Unavailable: the shard does not answer.
+        """
+        from raymq.client.consume.queries import message
+
+        return message(self, topic, queue_id, offset)
+
+    def message_by_id(self, message_id: str) -> ReceivedMessage:
+        """The message with an id, which is the `message_id` of a message that was read.
+
+        The id names the address of the shard that stored the message, and the place in its log. Each shard of the
+        cluster is asked, because the shard may listen elsewhere by now.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                with cluster.producer() as producer:
+                    receipt = producer.send("orders", b"one espresso").result(timeout=30)
+                message = cluster.message(receipt.topic, receipt.queue_id, receipt.offset)
+                print(cluster.message_by_id(message.message_id).body)
+            ```
+
+        Args:
+            message_id: RocketMQ's offset message id, 32 hexadecimal digits, or 56 with an IPv6 address.
+
+        Raises:
+            Rejected: the text is not an id, no message of the cluster has it (any more), or two shards have such a
+                message, because one had the port of the other before.
+            Corrupt: the message is damaged, and no replica could mend it.
+            Unavailable: no shard that answers has the message, and another one does not answer.
+        """
+        from raymq.client.consume.queries import message_by_id
+
+        return message_by_id(self, message_id)
 
     def groups(self) -> dict[str, dict[str, Any]]:
         """Every consumer group: how it is used, and how many members it has.

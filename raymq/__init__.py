@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raymq.client.messages.message import Message, Receipt
     from raymq.client.produce.async_producer import AsyncProducer
     from raymq.client.produce.producer import Producer
+    from raymq.client.times import at_ms
     from raymq.cluster.cluster import Cluster
     from raymq.cluster.connect import connect
     from raymq.cluster.queue.durable_queue import Queue
@@ -46,6 +47,7 @@ __all__ = [
     "Queue",
     "Receipt",
     "__version__",
+    "at_ms",
     "connect",
     "errors",
     "start",
@@ -62,6 +64,7 @@ __getattr__ = lazy_names(
         "Producer": "raymq.client.produce.producer",
         "Queue": "raymq.cluster.queue.durable_queue",
         "Receipt": "raymq.client.messages.message",
+        "at_ms": "raymq.client.times",
         "connect": "raymq.cluster.connect",
         "errors": "raymq.errors:",
         "start": "raymq.cluster.start",

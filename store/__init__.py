@@ -1,7 +1,6 @@
 """The storage engine, for programs that embed it: one shard on one disk, without Ray and without a network.
 
-`EmbeddedStore` opens a store in this process. The engine has features that a cluster does not offer yet: transactions,
-queries by key, id and time, tag filters and SQL92 filters.
+`EmbeddedStore` opens a store in this process. The engine has a feature that a cluster does not offer yet: transactions.
 """
 
 # The folders, from the outermost layer to the innermost; each imports only those after it (`lint-imports`):

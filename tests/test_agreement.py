@@ -38,7 +38,7 @@ from raymq.client.produce.producer_config import ProducerConfig
 from raymq.cluster.cli.console import EXIT_OK, EXIT_UNAVAILABLE, Console, exit_code
 from raymq.cluster.cli.doctor import _FILES_LOW, _FILES_WARN
 from raymq.cluster.cli.grammar import commands_of_grammar
-from raymq.cluster.cli.message_commands import _print_message
+from raymq.cluster.cli.message_commands import print_message
 from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
 from raymq.cluster.deploy import owned_ray, ray_release
@@ -84,7 +84,7 @@ SEND_OPTIONS = {"queue_id", "acks"}
 #: a reader gets a delayed message after its delivery, without the time
 NOT_READ = {each.name for each in FIELDS if each.is_sent and not each.is_read}
 #: facts of a stored message that `raymq consume` leaves out. The body of a null value is printed as null
-NOT_PRINTED = {"shard", "message_id", "is_null"}
+NOT_PRINTED = {"shard", "is_null"}
 
 
 #: a message that is sent again has a new sender
@@ -130,7 +130,7 @@ def received_message() -> ReceivedMessage:
 def consumed_line(message: ReceivedMessage) -> bytes:
     """The line of `raymq consume -o json`."""
     stdout = io.BytesIO()
-    _print_message(message, "json", Console(stdout=stdout))
+    print_message(message, "json", Console(stdout=stdout))
     return stdout.getvalue()
 
 

@@ -140,11 +140,13 @@ def check_attributes(attributes: Any) -> dict[str, str] | None:
     return checked
 
 
-def check_offsets(offsets: object, least: int = 0, most: int = NUMBER_MAX) -> dict[int, int]:
-    """queue_id -> offset. JSON has the queue ids as text. Raises: Rejected."""
+def check_offsets(
+    offsets: object, least: int = 0, most: int = NUMBER_MAX, *, field: str = "offsets"
+) -> dict[int, int]:
+    """queue_id -> offset. JSON has the queue ids as text. Raises: Rejected naming the field."""
     if type(offsets) is not dict or not 1 <= len(offsets) <= QUEUES_MAX:
-        advice = f"give an offset for each of 1 to {QUEUES_MAX} queues"
-        raise wrong_value("offsets", offsets, advice, QUEUES_MAX)
+        advice = f"give a number for each of 1 to {QUEUES_MAX} queues"
+        raise wrong_value(field, offsets, advice, QUEUES_MAX)
 
     found: dict[int, int] = {}
     for queue, offset in offsets.items():
@@ -153,12 +155,12 @@ def check_offsets(offsets: object, least: int = 0, most: int = NUMBER_MAX) -> di
             number = int(queue)
         if type(number) is not int or not 0 <= number < QUEUES_MAX:
             raise Rejected(
-                f"offsets has the queue {shown(queue)}; queues are 0 to {QUEUES_MAX - 1}",
-                field="offsets",
+                f"{field} has the queue {shown(queue)}; queues are 0 to {QUEUES_MAX - 1}",
+                field=field,
                 limit=QUEUES_MAX - 1,
                 found=shown(queue),
             )
-        found[number] = check_integer("offsets", offset, least, most)
+        found[number] = check_integer(field, offset, least, most)
 
     return found
 

@@ -127,6 +127,18 @@ def flag(field: str, value: object) -> bool:
     return value
 
 
+def choice(*choices: str) -> ArgumentCheck:
+    """One of some texts."""
+
+    def check_choice(field: str, value: object) -> str:
+        if type(value) is not str or value not in choices:
+            limit = ", ".join(choices)
+            raise wrong_value(field, value, f"use {' or '.join(choices)}", limit)
+        return value
+
+    return check_choice
+
+
 def integers(check: ArgumentCheck, *, least: int = 0, most: int) -> ArgumentCheck:
     """A list of so many ints. Args: `check`: of each."""
 

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 
 from raymq.actors.supervise.replica_parts import ReplicaParts
-from raymq.store.base.errors import Bug, RayMQError
+from raymq.store.base.errors import Bug, RayMQError, Unavailable
 from raymq.store.delay.delay_service import DelayService
+from raymq.store.delay.timer_cancel import CancelledTimer
 from raymq.store.records.requests import AppendedRows
 
 #: messages delivered before their promise is awaited: a slow disk slows deliveries down, as it does producers
@@ -16,6 +17,8 @@ RUN_MESSAGES = 2048
 CHECK_S = 1.0
 #: after a failure (ScheduleMessageService.DELAY_FOR_A_PERIOD)
 RETRY_S = 10.0
+#: how long a cancellation waits until the timers are loaded, and how often it looks
+LOADING_WAIT_MS, LOADING_PAUSE_MS = 5_000, 50
 #: how failures are reported
 PART = "delayed delivery"
 
@@ -74,6 +77,23 @@ class Delays:
             # One more step after deliveries, which completes the timers' files.
             return CHECK_S if ran.messages else None
         return min(CHECK_S, max(0.0, (ran.next_due_ms - self._clock.now_ms()) / 1000))
+
+    def cancel(self, offset: int) -> CancelledTimer:
+        """Cancel a timer between two deliveries: `TimerMessageStore.cancel`. Waits while the timers are being loaded.
+
+        Raises: Unavailable when that takes longer than LOADING_WAIT_MS; otherwise as there.
+        """
+        until_ms = self._clock.monotonic_ms() + LOADING_WAIT_MS
+        while True:
+            with self._run_lock:
+                self._check_serving()
+                found = self._service.timers.cancel(offset, self._clock.now_ms())
+            if found is not None:
+                return found
+            if self._stopping or self._clock.monotonic_ms() >= until_ms:
+                fault = "the timers are being loaded, or this one is not confirmed; ask again"
+                raise Unavailable(fault, field="timers")
+            self._clock.sleep_ms(LOADING_PAUSE_MS)
 
     def stop(self) -> None:
         """End `run`."""

@@ -31,6 +31,7 @@ from raymq.store.base.errors import (
 )
 from raymq.store.base.status import PutStatus
 from raymq.store.config.promise import promises
+from raymq.store.delay.timer_cancel import CancelledTimer
 from raymq.store.log.clean import CleanService
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
@@ -402,6 +403,14 @@ class Leader(ReplicaRole):
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable, when that takes too long."""
         self._dispatcher.await_confirmed()
+
+    def await_index(self) -> None:
+        """Wait until the index has all messages that readers see by now. Raises: Unavailable."""
+        self._dispatcher.await_indexed()
+
+    def cancel_timer(self, offset: int) -> CancelledTimer:
+        """Cancel a timer, unless its second is over: `Delays.cancel`. The caller awaits the promise."""
+        return self._delays.cancel(offset)
 
     def end_damaged_file(self) -> None:
         """See `ReplicaRole.end_damaged_file`. Replication reads the file, and cannot wait until puts have filled it."""

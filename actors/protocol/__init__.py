@@ -69,10 +69,16 @@ A shard that is being added does not answer those that are about all shards: des
     add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
     set_schema(name, schema)                                        {changed, shards: the joined}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}
+    offsets_by_time(topic, times, boundary)                         {queue_id: offset}, for {queue_id: ms}; boundary:
+                                                                      first, last
+    find_messages(topic, key, is_unique, begin_ms, end_ms, max_records)  {found: [queue_id, offset, store time, record
+                                                                      in base64 or none] of each, in the log's order}
+    place_of_message(message_id)                                    {topic, queue_id, offset}; {} when it is not here
     commit_offsets(group, topic, offsets, numbers, seeks)           {}; with numbers {fenced: {queue_id: [number,
                                                                       member]}}: of these nothing is stored
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
+    cancel_timer(offset)                                            {cancelled}; offset: in the timer topic
     find_coordinator(group)                                         {shard}; shard 0 answers
     groups()                                                        {coordinated: {group: members}, with_offsets}
     describe_group(group)                                           {kind, filters, topics, members, queues}

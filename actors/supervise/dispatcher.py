@@ -342,16 +342,37 @@ class Dispatcher:
 
     def await_dispatched(self, end: int, timeout_ms: int) -> None:
         """Dispatch without a linger until everything below `end` is dispatched, or the time is up."""
+        self._await_end(lambda: self._store.dispatched, end, timeout_ms)
+
+    def _await_end(self, reached: Callable[[], int], end: int, timeout_ms: int) -> None:
+        """Dispatch and index without a linger until `reached` is at `end`, or the time is up."""
         with self._dispatch_happened:
             self._awaiting += 1
             self._urgent.set()
             self._wake.set()
             try:
                 self._dispatch_happened.wait_for(
-                    lambda: self._store.dispatched >= end or self._stopping, timeout_ms / 1000
+                    lambda: reached() >= end or self._stopping, timeout_ms / 1000
                 )
             finally:
                 self._awaiting -= 1
+
+    def await_indexed(self) -> None:
+        """Wait until every message that is dispatched by now is in the index.
+
+        Raises: Unavailable, when that takes longer than CONFIRMED_WAIT_MS, as while an index is built again.
+        """
+        store = self._store
+        end = store.dispatched
+        self._await_end(lambda: store.index.indexed, end, CONFIRMED_WAIT_MS)
+        missing = end - store.index.indexed
+        if missing > 0 and not self._stopping:
+            raise Unavailable(
+                f"the index lacks {missing} bytes of the log; ask again: they are being indexed",
+                field="index",
+                limit=0,
+                found=missing,
+            )
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ assigned_queues  the queues that a consumer reads, and how far
 shard_reader     reads ahead from one shard
 range_reader     reads one queue by offset, for Spark tasks, queues and checks
 queue_ranges     ranges of queues, which tasks of Spark and Ray Data read
+offsets_by_time  asks the shards at which offsets a time is
+queries          single messages, and messages by key or time
 time_search      finds the first message that was stored at a time or later
 verify_crcs      compares fetched records with their CRCs
 """

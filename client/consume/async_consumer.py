@@ -18,6 +18,7 @@ from raymq.client.event_wait import set_within
 from raymq.client.handle import ClusterHandle
 from raymq.client.hooks import check_hooks
 from raymq.client.messages.received import ReceivedMessage
+from raymq.client.times import Time
 from raymq.client.unclosed import OpenClient
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
@@ -62,8 +63,10 @@ class AsyncConsumer(OpenClient):
             can be committed. Consumers with the same group share the topic: each queue is read by one of them, its
             *member*. A member that ends or falls silent loses its queues to the others. To read every message in each
             of several programs, give them different groups, or none.
-        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
-            {queue_id: offset}. None (default) is refused if some queue has no committed offset.
+        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue,
+            {queue_id: offset}, or a datetime with a time zone: at the first message that was stored then or later, else
+            at the end. A number is an offset, so `raymq.at_ms(ms)` says a time in milliseconds. None (default) is
+            refused if some queue has no committed offset.
         queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
             member; also those that the topic gets later: from their first message, at most 30 s later. A group that
             was away begins those at their first message, too. A consumer with `queues` is no member of its group: it
@@ -302,6 +305,11 @@ class AsyncConsumer(OpenClient):
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         consumer = await self._open()
         await asyncio.to_thread(consumer.seek, queue_id, offset)
+
+    async def seek_time(self, time: Time) -> dict[int, int]:
+        """Continue each queue from the first message that was stored at a time or later, as `Consumer.seek_time`."""
+        consumer = await self._open()
+        return await asyncio.to_thread(consumer.seek_time, time)
 
     async def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.

@@ -6,6 +6,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -26,6 +27,7 @@ from raymq.client.handle import ClusterHandle
 from raymq.client.hooks import Hooks
 from raymq.client.messages.columns import message_batch, value_batch, value_schema
 from raymq.client.messages.received import ReceivedMessage, received_messages
+from raymq.client.times import Time, check_time
 from raymq.client.topics.add_queues import add_queues
 from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.routes import Routes
@@ -38,12 +40,13 @@ from raymq.store.state.topics import dlq_topic, retry_topic
 from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start
 from .member_queues import MemberQueues
+from .offsets_by_time import ask_offsets
 from .selector import selector_of
 from .shard_reader import FetchedRecords, ReadState
 
 #: messages that iteration takes at a time
 ITERATED_TOGETHER = 500
-_START_HELP = "start='earliest', 'latest', an offset, or {queue_id: offset}"
+_START_HELP = "start='earliest', 'latest', a datetime, an offset, or {queue_id: offset}"
 
 
 class Consumer(OpenClient):
@@ -73,8 +76,10 @@ class Consumer(OpenClient):
             can be committed. Consumers with the same group share the topic: each queue is read by one of them, its
             *member*. A member that ends or falls silent loses its queues to the others. To read every message in each
             of several programs, give them different groups, or none.
-        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue, or
-            {queue_id: offset}. None (default) is refused if some queue has no committed offset.
+        start: where queues without a committed offset begin: "earliest", "latest", an offset for every queue,
+            {queue_id: offset}, or a datetime with a time zone: at the first message that was stored then or later, else
+            at the end. A number is an offset, so `raymq.at_ms(ms)` says a time in milliseconds. None (default) is
+            refused if some queue has no committed offset.
         queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
             member; also those that the topic gets later: from their first message, at most 30 s later. A group that
             was away begins those at their first message, too. A consumer with `queues` is no member of its group: it
@@ -230,6 +235,9 @@ class Consumer(OpenClient):
             ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
             side = 0 if start == "earliest" else 1
             return found | {queue_id: ranges[queue_id][side] for queue_id in missing}
+        if isinstance(start, datetime):
+            times = dict.fromkeys(missing, check_time("start", start))
+            return found | ask_offsets(self._routes.call, self.topic, self._route.shard_of, times)
         chosen.update(missing)
         start = plain_int(start)
         if isinstance(start, int):
@@ -518,6 +526,49 @@ class Consumer(OpenClient):
             self._assigned.seek(queue_id, int(offset), is_chosen=is_chosen)
         if self._member is not None:
             self._member.note_seek(queue_id)
+
+    def seek_time(self, time: Time) -> dict[int, int]:
+        """Continue each queue from the first message that was stored at a time or later, or else from its end.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                with cluster.producer() as producer:
+                    receipt = producer.send("orders", b"one espresso").result(timeout=30)
+                with cluster.consumer("orders", start="latest") as consumer:
+                    consumer.seek_time(receipt.store_time_ms)
+                    print(consumer.poll(timeout=1))
+            ```
+
+        Args:
+            time: milliseconds since 1970, or a datetime with a time zone. Store times are those of the shards' clocks.
+
+        Returns: queue_id -> the offset from which that queue continues.
+
+        Raises:
+            Rejected: no time, or one before 2001.
+            Unavailable: a shard does not answer. No queue has moved.
+        """
+        time_ms = check_time("time", time)
+        self._check_process()
+        self._assigned.check_open()
+        assigned = self._assigned
+        times = dict.fromkeys(self.positions(), time_ms)
+        found = ask_offsets(self._routes.call, self.topic, self._route.shard_of, times)
+
+        with assigned.state.changed:
+            assigned.check_open()
+            # Queues may go while the shards are asked.
+            found = {each: found[each] for each in found if each in assigned.positions}
+            for queue_id, offset in found.items():
+                assigned.seek(queue_id, offset, is_chosen=False)
+        if self._member is not None:
+            for queue_id in found:
+                self._member.note_seek(queue_id)
+        return found
 
     def commit(self, offsets: Mapping[int, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.

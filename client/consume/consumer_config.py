@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypedDict
 
 from raymq.client.arguments import check_choice, check_number
@@ -12,7 +13,7 @@ from raymq.store.base.errors import Rejected
 
 from .selector import selector_of
 
-Start = str | int | Mapping[int, int] | None
+Start = str | int | datetime | Mapping[int, int] | None
 #: called with the queues, as (topic, queue id), ascending
 QueuesCallback = Callable[[list[tuple[str, int]]], object]
 #: which replica of a shard a reader asks: only the leader, or the nearest one that answers

@@ -6,14 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.client.times import EARLIEST_MS
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import Rejected
 from raymq.store.delay.delivery_time import DELIVER_MS, out_time_ms
 from raymq.store.delay.timer_rule import OUT_MS
 from raymq.store.records.binary_columns import null_where
-
-#: 2001-01-01: an earlier time is one in seconds that was taken for milliseconds
-EARLIEST_MS = 978_307_200_000
 
 #: unit of a timestamp -> so many of it are a second, or a millisecond
 _PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}

@@ -300,7 +300,7 @@ FIELDS = (
         "when readers are to get it, ms since 1970",
         "property `TIMER_DELIVER_MS`, until it is delivered",
         limits="three days ahead",
-        properties=("TIMER_DELIVER_MS", "TIMER_OUT_MS"),
+        properties=("TIMER_DELIVER_MS", "TIMER_OUT_MS", "UNIQ_KEY"),
         is_read=False,
         json=_COUNT,
         is_printed=False,
@@ -337,7 +337,8 @@ FIELDS = (
         "RocketMQ's offset message id",
         "store host and physical offset",
         is_sent=False,
-        is_printed=False,
+        json=_ANY,
+        is_put_back=False,
     ),
     MessageField(
         "is_null",

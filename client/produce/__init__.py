@@ -2,6 +2,7 @@
 
 producer         `Producer`, which blocks
 async_producer   `AsyncProducer`, for asyncio
+cancel_timer     cancels a message that waits for its time
 producer_config  options, defaults and checks of both
 message_encoder  checks and encodes single messages
 message_batcher  gathers messages per queue into batches, and closes them

@@ -23,6 +23,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected
 from raymq.store.config.promise import Acks
 
+from .cancel_timer import cancel_timer
 from .hooked_sends import HookedSends
 from .message_batcher import MessageBatcher
 from .message_encoder import EncodedMessage
@@ -159,6 +160,7 @@ class AsyncProducer(OpenClient):
         clock: Clock | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        self._cluster = cluster
         self._batcher = MessageBatcher(
             cluster, owner=type(self).__name__, future_type=AsyncSendFuture, clock=clock, **options
         )
@@ -275,6 +277,13 @@ class AsyncProducer(OpenClient):
         self._deferred.append(deferred)
         self._start_drainer(loop)
         return deferred
+
+    async def cancel(self, receipt: Receipt) -> bool:
+        """Cancel a message of `send(deliver_at_ms=...)` before it is delivered, as `Producer.cancel` does.
+
+        Cancelling the wait does not cancel the call.
+        """
+        return await asyncio.to_thread(cancel_timer, self._cluster, receipt)
 
     def send_many(
         self, messages: Iterable[Message], *, queue_id: int | None = None, acks: Acks | None = None

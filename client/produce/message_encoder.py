@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, fields
+from itertools import count
 from numbers import Integral
 from typing import Any
 
 from raymq.client.messages.codecs import CONTENT_TYPE, codec
-from raymq.client.messages.delivery_times import EARLIEST_MS
 from raymq.client.messages.message import (
     NULL_PROPERTY,
     Message,
@@ -22,13 +23,15 @@ from raymq.client.messages.record_head import (
     delay_property,
     head_of,
 )
+from raymq.client.times import EARLIEST_MS
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.config.delay_levels import DEFAULT_LEVEL_COUNT
 from raymq.store.config.promise import Acks
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delivery_time import check_deliver_at, out_time_ms
-from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, encode
+from raymq.store.records.keys import UNIQ_KEY_NAME
+from raymq.store.records.properties import PROPERTY_SEPARATOR, REAL_QUEUE, REAL_TOPIC, encode
 
 from .producer_config import ProducerConfig, check_acks
 
@@ -79,6 +82,9 @@ class MessageEncoder:
         self._max_message_bytes = config.max_message_bytes
         self._delay_levels = delay_levels
         self._clock = clock
+        #: unique keys of timers: 32 hex digits, as RocketMQ's
+        self._unique_prefix = secrets.token_hex(10).upper()
+        self._unique_numbers = count()
 
     def encode(
         self,
@@ -134,6 +140,7 @@ class MessageEncoder:
         if deliver_at_ms is not None:
             later = timer_properties(deliver_at_ms, self._clock.now_ms())
             if later is not None:
+                later += self._unique_key()
                 size += len(later) + len(topic) + REAL_BYTES
 
         made = EncodedMessage(
@@ -199,6 +206,11 @@ class MessageEncoder:
             **given,
         )
         return message, queue_id, acks
+
+    def _unique_key(self) -> bytes:
+        """The property by which a timer can be cancelled. Source: MessageClientIDSetter#createUniqID."""
+        key = f"{self._unique_prefix}{next(self._unique_numbers):012X}"
+        return UNIQ_KEY_NAME + key.encode() + PROPERTY_SEPARATOR
 
     def check_size(self, size: int) -> None:
         """Raises: Rejected for a body that is too large."""

@@ -11,12 +11,13 @@ from typing_extensions import Unpack
 from raymq.client.arguments import takes_options_of
 from raymq.client.handle import ClusterHandle
 from raymq.client.hooks import Hooks
-from raymq.client.messages.message import Message
+from raymq.client.messages.message import Message, Receipt
 from raymq.client.unclosed import OpenClient
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.config.promise import Acks
 
+from .cancel_timer import cancel_timer
 from .hooked_sends import HookedSends
 from .message_batcher import MessageBatcher
 from .producer_config import ProducerConfig, ProducerOptions
@@ -115,6 +116,7 @@ class Producer(OpenClient):
         if hooks is not None:
             self._hooked = HookedSends(self._batcher.encoder, hooks)
             self._encode = self._hooked.encode
+        self._cluster = cluster
 
     def send(
         self,
@@ -233,6 +235,35 @@ class Producer(OpenClient):
         sent.
         """
         return list(self._batcher.add_columns(topic, data, queue_id))
+
+    def cancel(self, receipt: Receipt) -> bool:
+        """Cancel a message of `send(deliver_at_ms=...)` before it is delivered. Any producer of the cluster may do it.
+
+        Example:
+            ```python
+            import time
+            import raymq
+
+            with raymq.connect() as cluster, cluster.producer() as producer:
+                cluster.create_topic("orders", queues=4)
+                in_an_hour = int(time.time() * 1000) + 3_600_000
+                receipt = producer.send("orders", b"reminder", deliver_at_ms=in_an_hour).result(timeout=30)
+                print(producer.cancel(receipt))
+            ```
+
+        Args:
+            receipt: that of the send.
+
+        Returns: True: the message is never delivered, also after failures, and a repeated call says so again.
+        False: too late; readers have the message, or get it within about a second.
+        Durable: as an acknowledged message.
+
+        Raises:
+            Rejected: the message waits for a delay level, came as a row of `send_batch`, or its receipt has no offset.
+            Unavailable: the shard does not answer, or is loading its timers. Nothing was cancelled.
+            DeliveryUnknown: the message may be cancelled. The same call says whether it is.
+        """
+        return cancel_timer(self._cluster, receipt)
 
     def resend(self, sent: SendFuture) -> SendFuture:
         """Send again a message whose future raised DeliveryUnknown, with the same sequence number.

@@ -7,6 +7,8 @@ shard_commands    `raymq shard ...`
 config_commands   `raymq config ...`
 group_commands    `raymq group ...`
 message_commands  `raymq produce` and `raymq consume`
+query_commands    `raymq topic query`, `tail` and `browse`
+time_text         points in time on the command line
 put_back          printed messages as arguments of `send`
 status_text       the lines of `raymq status`
 doctor            `raymq doctor`

@@ -11,8 +11,8 @@ A line that begins with a dot is printed after the options.
     --name>field VALUE  the command finds the value as `field`
 
 Braces after a value say more of it: `>=4` is a whole number of at least 4 (`N` alone: at least 1), and there are
-`decimal`, `labels`, `start` and `stop` (offsets), `repeated`, `several` (of an argument), `required` and `default 4`. A
-default that the help does not name is added to it.
+`decimal`, `labels`, `time`, `start` and `stop` (offsets), `repeated`, `several` (of an argument), `required` and
+`default 4`. A default that the help does not name is added to it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from raymq.store.config.promise import ACKS, FLUSHES
@@ -29,10 +30,12 @@ from . import (
     config_commands,
     group_commands,
     message_commands,
+    query_commands,
     shard_commands,
     store_commands,
 )
 from .console import Console
+from .time_text import time_of
 
 #: a command: it returns its exit code
 RunCommand = Callable[[argparse.Namespace, Console], int]
@@ -61,6 +64,9 @@ RUNS: dict[str, RunCommand] = {
     "group list": group_commands.GROUP_LIST,
     "group describe": group_commands.GROUP_DESCRIBE,
     "group lag": group_commands.group_lag,
+    "topic query": query_commands.query,
+    "topic tail": query_commands.tail,
+    "topic browse": query_commands.browse,
     "produce": message_commands.produce,
     "consume": message_commands.consume,
     "store verify": store_commands.verify,
@@ -96,6 +102,11 @@ _GRAMMAR = """\
     . Messages that are put back keep body, key, tag, index keys, properties and their queue id, if the topic
         has that queue (else their key decides). Their offsets and times are new. Create the topics first: raymq
         topic create TOPIC --queues N.
+@shown
+    -o --output line|json|raw|hex{default line}  line: store time, queue and offset, id, keys and the begin of
+        the body; raw: body and newline; hex: body in hexadecimal; json: the whole message
+    . TIME is 2026-11-29T14:30, in this machine's time zone unless it names one, milliseconds since 1970, or so
+        long ago: 90s, 15m, 2h, 1d. Store times count.
 @report
     --json [FILE]  write the result as JSON to FILE, without FILE to standard output (default: as text)
 @bench-load
@@ -220,7 +231,7 @@ config get  the value of one option
 config set  = set_config
     @json @cluster
     values NAME=VALUE{several}  an option that may change while the cluster runs, and its new value
-topic *  list, create and describe topics
+topic *  list, create and describe topics; find their messages
 topic list  all topics
     @json @cluster
 topic create  = create_topic
@@ -254,6 +265,30 @@ group lag  how many messages of each queue a group has not committed
     @json @cluster
     group GROUP  name of the group
     --max N{>=0}  exit with 1 if the group lags by more messages than that (default: no limit)
+topic query  the newest messages with a key, or of a time, over all queues
+    @json @cluster
+    topic TOPIC  name of the topic
+    --key KEY  one of the index keys with which the message was sent (default: any)
+    --unique-key KEY  the id that a client of RocketMQ, or a send for later, gave the message (default: any)
+    --from>begin TIME{time}  stored then or later (default: at any time)
+    --to>end TIME{time}  stored then or before (default: at any time)
+    --max N{default 64}  so many messages at most, the newest
+    @shown
+topic tail  the newest messages, and with --follow those that come
+    @json @cluster
+    topic TOPIC  name of the topic
+    -n --max N{default 10}  how many of the messages that are there
+    --follow  print new messages until interrupted
+    @shown
+topic browse  the messages from a place or a time on, over all queues or of one
+    @json @cluster
+    topic TOPIC  name of the topic
+    --from>begin TIME{time}  stored then or later (default: the oldest messages)
+    --queue-id N{>=0}  only this queue of the topic (default: all queues)
+    --offset OFFSET{>=0}  from this offset of the queue on; not with --from (default: its first)
+    --id MESSAGE_ID  the one message with this id (default: any)
+    --max N{default 20}  so many messages at most, the oldest
+    @shown
 produce  send each line of standard input, or of a file, as a message
     @json @cluster @put-back
     topic [TOPIC]  topic to send to (default: with --input the topic that each line names)
@@ -265,7 +300,8 @@ produce  send each line of standard input, or of a file, as a message
 consume  print messages
     @json @cluster
     topic TOPIC  name of the topic
-    --from>start POSITION{start, default earliest}  where to begin in each queue: earliest, latest or an offset
+    --from>start POSITION{start, default earliest}  where to begin in each queue: earliest, latest, an offset, or a
+        time: 2026-11-29T14:30, in this machine's time zone unless it names one, or so long ago: 90s, 15m, 2h, 1d
     --to>stop POSITION{stop}  end before this offset of each queue; latest is the end at the start of the
         command (default: latest; with --follow: no end)
     --read-from leader|nearest{default leader}  the replica to read; nearest: one on this machine, else any
@@ -468,10 +504,18 @@ def _position(*choices: str) -> Callable[[str], str | int]:
     return parse
 
 
+def _start(text: str) -> str | int | datetime:
+    try:
+        return _position("earliest", "latest")(text)
+    except argparse.ArgumentTypeError:
+        return time_of(text)
+
+
 _CHOICES = {"FLUSHES": tuple(FLUSHES), "ACKS": tuple(ACKS)}
 _TYPES: dict[str, Callable[[str], Any]] = {
     "decimal": float,
     "labels": lambda text: text.split(","),
-    "start": _position("earliest", "latest"),
+    "time": time_of,
+    "start": _start,
     "stop": _position("latest"),
 }

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -111,6 +112,8 @@ def consume(options: argparse.Namespace, console: Console) -> int:
     with cluster_of(options, console) as cluster:
         queues = cluster.describe_topic(options.topic)["queues"]
         _check_start(queues, options)
+        if isinstance(options.start, datetime):
+            options.start = cluster.offsets_for_times(options.topic, options.start)
         ends = _ends(queues, options)
         if ends is not None and not ends:
             return EXIT_OK
@@ -127,7 +130,7 @@ def consume(options: argparse.Namespace, console: Console) -> int:
             sql=options.sql,
         ) as consumer:
             for message in _until(consumer, ends):
-                _print_message(message, output, console)
+                print_message(message, output, console)
                 printed += 1
                 if printed == options.max:
                     break
@@ -162,7 +165,12 @@ def _ends(queues: list[dict[str, Any]], options: argparse.Namespace) -> dict[int
         end = options.stop if isinstance(options.stop, int) else high
         if not options.follow:
             end = min(end, high)
-        begin = {"earliest": low, "latest": high}.get(options.start, options.start)
+        begin = options.start
+        if isinstance(begin, dict):
+            # Queues may have been added meanwhile.
+            begin = begin.get(queue["queue_id"], low)
+        elif isinstance(begin, str):
+            begin = {"earliest": low, "latest": high}[begin]
         if begin < end:
             ends[queue["queue_id"]] = end
     return ends
@@ -186,7 +194,8 @@ def _until(consumer: Any, ends: dict[int, int] | None) -> Iterator[Any]:
             }
 
 
-def _print_message(message: ReceivedMessage, output: str, console: Console) -> None:
+def print_message(message: ReceivedMessage, output: str, console: Console) -> None:
+    """One message: its body, raw or in hexadecimal, or all of it as a line of JSON."""
     if output == "raw":
         console.line(message.body)
     elif output == "hex":

@@ -323,3 +323,25 @@ def format_host(packed: bytes) -> str:
 def offset_message_id(ip: str, port: int, offset: int) -> str:
     """RocketMQ's offsetMsgId: store host and physical offset in upper-case hex, 32 or 56 digits."""
     return (pack_host(ip, port) + offset.to_bytes(8, "big", signed=True)).hex().upper()
+
+
+#: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
+ID_DIGITS, ID_DIGITS_V6 = 32, 56
+
+
+def parse_message_id(message_id: str) -> tuple[str, int]:
+    """Store host (as records show it) and physical offset of an offset message id. Raises: Rejected.
+
+    Source: MessageDecoder#decodeMessageId.
+    """
+    try:
+        packed = bytes.fromhex(message_id)
+    except ValueError:
+        packed = b""
+    if len(message_id) not in (ID_DIGITS, ID_DIGITS_V6) or len(packed) * 2 != len(message_id):
+        raise Rejected(
+            f"{message_id!r} is not a message id: those have {ID_DIGITS} hex digits, {ID_DIGITS_V6} with an IPv6 host",
+            field="message_id",
+            limit=f"{ID_DIGITS} or {ID_DIGITS_V6} hex digits",
+        )
+    return format_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)

@@ -7,4 +7,5 @@ synced_ends       how far the queues are synced, on disk
 swap              new files for old ones, all or none
 units             bytes of a unit, names of the directories
 get_compacted     reads with filters, as RocketMQ's brokers make them
+compacted_times   offsets by time
 """

@@ -20,11 +20,12 @@ from raymq.store.base.format import TIMER_TOPIC
 from raymq.store.config.delay_levels import TIMERS_SERVICE
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.put.service_host import ServiceHost
-from raymq.store.records.properties import REAL_TOPIC, decode, encode
+from raymq.store.records.properties import decode, encode
 
 from . import timer_rule
 from .delayed_record import SLICE_ROWS, DelayRun, WaitingMessage, by_queue, fitting, waiting_rows
 from .timer_cache import TimerCache, TimerCheckpoint
+from .timer_cancel import CancelledTimer, UnloadedCancellation, delete_key, find_timer
 from .timer_import import imported_progress, pending_rolls
 from .timer_topic import TimerRows, TimerTopic
 
@@ -78,6 +79,10 @@ class TimerMessageStore:
         self._progress = timer_rule.TimerProgress()
         self._ready = False
         self._second: DueSecond | None = None
+        #: offset after the records that the log had at the first call: all of them are dispatched before a delivery,
+        #: because cancellations may be among them
+        self._first_end: int | None = None
+        self._unloaded: list[UnloadedCancellation] = []
         #: the log must be synced up to here before the files may count as complete
         self._needed_end = 0
         self._dirty = False
@@ -133,17 +138,58 @@ class TimerMessageStore:
 
         count = self._load_records(now_ms, limit)
         has_more = self._progress.next_offset < self._topic.end
+        until_ms = self._held_from(this_second_ms)
         # All records are loaded before a second is delivered, so that confirmed cancellations take effect.
-        if not has_more or (self._blocked and self._has_due(this_second_ms)):
-            count += self._deliver(now_ms, this_second_ms, limit - count)
+        if not has_more or (self._blocked and self._has_due(until_ms)):
+            count += self._deliver(now_ms, until_ms, limit - count)
 
         self._sync_if_due(now_ms)
+        if until_ms < this_second_ms:
+            # A cancellation is not confirmed yet.
+            return DelayRun(count, now_ms + (0 if count else WAIT_MS))
         if has_more or self._has_due(this_second_ms):
             return DelayRun(count, now_ms)
 
         if this_second_ms > self._progress.second_ms:
             self._progress = self._progress.at_time(this_second_ms)
         return DelayRun(count, self._next_due_ms(now_ms))
+
+    def _held_from(self, this_second_ms: int) -> int:
+        """The second from which on nothing is delivered now: this one, or that of a cancellation not loaded yet."""
+        loaded = self._progress.next_offset
+        self._unloaded = [each for each in self._unloaded if each.offset >= loaded]
+        return min([this_second_ms, *(each.second_ms for each in self._unloaded)])
+
+    def cancel(self, offset: int, now_ms: int) -> CancelledTimer | None:
+        """Cancel the timer whose record is at an offset of the timer topic, unless its second is over.
+
+        Callers: the one thread, or another one while that does not run.
+        Returns: None as long as the timers are being loaded, or this one is not confirmed.
+        Raises: Rejected if no timer with a unique key is there; Corrupt; Unavailable, StorageFull, OSError.
+        """
+        stored = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
+        if self._topic.end <= offset < stored:
+            return None
+        timer = find_timer(self._log, self._topic, offset)
+        if not self._ready and not self._prepare():
+            return None
+
+        second_ms = timer.second_ms
+        if not self._may_cancel(second_ms, now_ms):
+            return CancelledTimer(timer.unique_key, None)
+
+        (appended,) = self._store.put_inner([timer.cancellation(now_ms)])
+        self._unloaded.append(UnloadedCancellation(appended.first_offset, second_ms))
+        return CancelledTimer(timer.unique_key, appended)
+
+    def _may_cancel(self, second_ms: int, now_ms: int) -> bool:
+        """Whether certainly nothing of a second was delivered, and nothing will be before the next call of `run`."""
+        progress = self._progress
+        begun = progress.second_ms + (1 if progress.second_offset else 0)
+        if second_ms < max(now_ms - now_ms % timer_rule.PRECISION_MS, begun):
+            return False
+        # Before the clock was set back.
+        return all(second_ms > old.second_ms for old in progress.past)
 
     def _has_due(self, this_second_ms: int) -> bool:
         """Whether a timer waits for a second that is over."""
@@ -171,6 +217,10 @@ class TimerMessageStore:
             return False
 
         self._second = None
+        if self._first_end is None:
+            self._first_end = self._store.state.next_offsets.get((TIMER_TOPIC, 0), 0)
+        if self._topic.end < self._first_end:
+            return False
         values = self._store.state.progress[TIMERS_SERVICE]
         progress = timer_rule.TimerProgress.of(values)
         if self._topic.end < progress.next_offset:
@@ -407,7 +457,9 @@ class TimerMessageStore:
             if kind & timer_rule.MAGIC_ROLL:
                 messages.append(_rolled(each, times))
                 continue
-            if kind & timer_rule.MAGIC_DELETE or (cancelled and _key(each) in cancelled):
+            if kind & timer_rule.MAGIC_DELETE or (
+                cancelled and delete_key(decode(each.properties)) in cancelled
+            ):
                 continue
 
             if timer_rule.ROLL_TIMES.encode() in each.properties:
@@ -454,12 +506,6 @@ class TimerMessageStore:
         """Release the files as a crash would."""
         self._ready = False
         self._cache.close()
-
-
-def _key(found: WaitingMessage) -> str:
-    """The key by which a cancellation names its target. Source: TimerMessageStore#buildDeleteKey."""
-    properties = decode(found.properties)
-    return f"{properties.get(REAL_TOPIC)}+{properties.get('UNIQ_KEY')}"
 
 
 def _rolled(found: WaitingMessage, times: bytes) -> InnerMessage:

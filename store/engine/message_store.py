@@ -26,6 +26,7 @@ from raymq.store.base.format import (
     check_group_name,
 )
 from raymq.store.base.running_flags import RunningFlags
+from raymq.store.compaction.compacted_times import compacted_offset_by_time
 from raymq.store.compaction.compaction_store import CompactionStore
 from raymq.store.compaction.get_compacted import get_compacted
 from raymq.store.config.delay_levels import DEFAULT_LEVELS
@@ -36,7 +37,7 @@ from raymq.store.groups.claims import ClaimTable
 from raymq.store.groups.group_table import GroupTable
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
-from raymq.store.index.query import Query
+from raymq.store.index.query import Boundary, Query
 from raymq.store.log.believed_clock import BelievedClock
 from raymq.store.log.clean import CleanService, Derived
 from raymq.store.log.commit_log import CommitLog
@@ -507,6 +508,18 @@ class MessageStore:
         if self.compaction.owns(topic):
             return self.compaction.queue_range(topic, queue_id)
         return self.consume_queues.range(topic, queue_id)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """The offset that a store time is mapped to: `Query.offset_by_time`, also of a compacted topic.
+
+        Raises: Corrupt for a message on the way that is unreadable; Unavailable if the store is not readable.
+        """
+        self._check_readable()
+        if self.compaction.owns(topic):
+            return compacted_offset_by_time(self.compaction, topic, queue_id, time_ms, boundary)
+        return self.query.offset_by_time(topic, queue_id, time_ms, boundary)
 
     def fetch(
         self,

@@ -28,8 +28,6 @@ from .query_keys import KeyQuery, check_query
 
 #: bytes read for one record. A larger record is read once more, whole
 FIRST_READ_BYTES_BY_OFFSET = 8 << 10
-#: hex digits of a message id: store host and physical offset, with an IPv4 and an IPv6 host
-ID_DIGITS, ID_DIGITS_V6 = 32, 56
 
 
 class Boundary(Enum):
@@ -157,7 +155,7 @@ class Query:
         Raises: Rejected for a malformed id or one of another store. Otherwise as `by_offset`.
         Source: MessageDecoder#decodeMessageId.
         """
-        host, offset = parse_message_id(message_id)
+        host, offset = fmt.parse_message_id(message_id)
         batch = self.by_offset(offset)
         stored = batch.column("store_host")[0].as_py()
         if stored != host:
@@ -228,18 +226,3 @@ class _StoreTimes:
 
 def _store_time(log: CommitLog, position: int) -> int:
     return fmt.store_time_ms(log.reads.raw(position, position + fmt.STORE_TIME_END_MAX))
-
-
-def parse_message_id(message_id: str) -> tuple[str, int]:
-    """Store host (as records show it) and physical offset of an offset message id. Raises: Rejected."""
-    try:
-        packed = bytes.fromhex(message_id)
-    except ValueError:
-        packed = b""
-    if len(message_id) not in (ID_DIGITS, ID_DIGITS_V6) or len(packed) * 2 != len(message_id):
-        raise Rejected(
-            f"{message_id!r} is not a message id: those have {ID_DIGITS} hex digits, {ID_DIGITS_V6} with an IPv6 host",
-            field="message_id",
-            limit=f"{ID_DIGITS} or {ID_DIGITS_V6} hex digits",
-        )
-    return fmt.format_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)

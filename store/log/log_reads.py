@@ -75,7 +75,7 @@ class LogReads:
         try:
             return self._raw(start, stop)
         except Corrupt:
-            return self._mended(lambda: self._raw(start, stop))
+            return self.mending(lambda: self._raw(start, stop))
 
     def _raw(self, start: int, stop: int) -> bytes:
         return read_of(self._segments, start, stop, self._end())
@@ -85,7 +85,7 @@ class LogReads:
         try:
             return read_each(self._segments, offsets, nbytes, self._end())
         except Corrupt:
-            return self._mended(lambda: read_each(self._segments, offsets, nbytes, self._end()))
+            return self.mending(lambda: read_each(self._segments, offsets, nbytes, self._end()))
 
     # --- records at known offsets -----------------------------------------------------------------
 
@@ -107,14 +107,14 @@ class LogReads:
                 check_crc=check_crc,
                 check_position=self._check_positions,
             )
-        return self._mended(read)
+        return self.mending(read)
 
     def properties(self, positions: Int64s, sizes: Int64s) -> pa.Array:
         """The properties strings of records at ascending physical offsets: `record_reads.read_properties`.
 
         Raises: as `records`.
         """
-        return self._mended(
+        return self.mending(
             lambda: record_reads.read_properties(
                 self._segments,
                 positions,
@@ -143,7 +143,7 @@ class LogReads:
 
     def records_at(self, offsets: Int64s) -> RecordsAtOffsets:
         """The records that begin at these offsets: `record_reads.stored_at`."""
-        return self._mended(lambda: record_reads.stored_at(self._segments, offsets, self._end()))
+        return self.mending(lambda: record_reads.stored_at(self._segments, offsets, self._end()))
 
     # --- walks ------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class LogReads:
     def _try_mend(self, offset: int) -> bool:
         return self.mend is not None and self.mend(offset)
 
-    def _mended(self, read: Callable[[], _Read]) -> _Read:
+    def mending(self, read: Callable[[], _Read]) -> _Read:
         """The result of a read. Damage that it meets is mended, place by place. Raises: Corrupt if that fails."""
         last = -1
         while True:

@@ -591,6 +591,36 @@ def test_an_index_that_lags_gives_a_blocked_dispatch_nothing_to_do(tmp_path: Pat
         assert store.reput.index_behind
 
 
+def test_a_query_waits_for_the_index_and_is_refused_while_that_cannot_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(MessageStore.open(tmp_path)) as store:
+        store.topics.create("t", 1, [0])
+        confirm(store)
+        dispatcher = Dispatcher(store, clock=ManualClock(), on_dispatched=lambda: None)
+        keyed = batch([b"x"] * 100, properties=b"KEYS\x01k\x02")
+        store.put(PutRequest("t", 0, keyed, None, 0, 0, "quorum"))
+        confirm_only(store)
+        assert dispatcher._step()
+        missing = store.dispatched - store.index.indexed
+        assert missing > 0
+
+        monkeypatch.setattr(dispatcher_module, "CONFIRMED_WAIT_MS", 20)
+        with pytest.raises(Unavailable, match=f"the index lacks {missing} bytes") as refused:
+            dispatcher.await_indexed()
+        assert refused.value.field == "index"
+
+        monkeypatch.setattr(dispatcher_module, "CONFIRMED_WAIT_MS", 20_000)
+        running = threading.Thread(target=dispatcher.run)
+        running.start()
+        try:
+            dispatcher.await_indexed()
+            assert store.index.indexed == store.log.confirmed
+        finally:
+            dispatcher.stop()
+            running.join()
+
+
 def test_a_busy_queue_leaves_room_for_quiet_ones_in_the_same_fetch(shard: Shard) -> None:
     shard.store.topics.create("many", 4, [0])
     for queue, count in ((0, 400), (1, 1), (2, 300), (3, 2)):

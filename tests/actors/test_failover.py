@@ -680,6 +680,16 @@ def test_a_leader_tells_no_offsets_before_those_of_its_predecessor_are_confirmed
 QUESTIONS = {
     "offsets": {"group": "g", "topic": "t"},
     "queue_ranges": {"topic": "t"},
+    "offsets_by_time": {"topic": "t", "times": {"0": 1}, "boundary": "first"},
+    "find_messages": {
+        "topic": "t",
+        "key": "k",
+        "is_unique": False,
+        "begin_ms": 0,
+        "end_ms": 1,
+        "max_records": 1,
+    },
+    "place_of_message": {"message_id": "0" * 32},
     "known_producers": {"producer_ids": [7]},
 }
 

@@ -51,6 +51,8 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             yield "create_topic", {**topic, "name": name}, "topic"
         for op, more in (
             ("queue_ranges", {}),
+            ("offsets_by_time", {"times": {"0": 0}, "boundary": "first"}),
+            ("find_messages", {each: FIND[each] for each in FIND if each != "topic"}),
             ("offsets", {"group": "g"}),
             ("commit_offsets", {"group": "g", "offsets": {"0": 0}}),
             ("send_back", {"group": "g", "queue_id": 0, "offset": 0, "delay_level": 0}),
@@ -90,6 +92,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             yield "commit_offsets", {**commit, "offsets": {str(wrong): 0}}, "offsets"
 
         yield from calls_of_a_shard(wrong)
+        yield from queries(wrong)
         yield from calls_between_replicas(wrong)
 
     for shards in ([], [1], [0] * 300_000, list(range(300_000)), [-1], "0", 0, None):
@@ -98,6 +101,38 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "commit_offsets", {"group": "g", "topic": "t", "offsets": many}, "offsets"
     yield "init_producer", {"producer_id": 2**64}, "producer_id"
     yield "known_producers", {"producer_ids": [0] * 300_000}, "producer_ids"
+
+
+FIND = {
+    "topic": "t",
+    "key": "k",
+    "is_unique": False,
+    "begin_ms": 0,
+    "end_ms": 1,
+    "max_records": 64,
+}
+
+
+def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of those that look for messages."""
+    at = {"topic": "t", "times": {"0": 1}, "boundary": "first"}
+    yield "offsets_by_time", {**at, "times": {"0": wrong}}, "times"
+    yield "offsets_by_time", {**at, "boundary": wrong}, "boundary"
+    if not isinstance(wrong, dict):
+        yield "offsets_by_time", {**at, "times": wrong}, "times"
+    if wrong != "1":
+        yield "offsets_by_time", {**at, "times": {str(wrong): 0}}, "times"
+
+    for number in ("begin_ms", "end_ms", "max_records"):
+        yield "find_messages", {**FIND, number: wrong}, number
+    yield "find_messages", {**FIND, "max_records": 65}, "max_records"
+    if wrong != "1":
+        yield "find_messages", {**FIND, "key": wrong}, "key"
+    if wrong is not True:
+        yield "find_messages", {**FIND, "is_unique": wrong}, "is_unique"
+    yield "place_of_message", {"message_id": wrong}, "message_id"
+    yield "cancel_timer", {"offset": wrong}, "offset"
+    yield "cancel_timer", {"offset": 10**9}, "offset"
 
 
 def calls_of_a_shard(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.api.puts import put_request
-from raymq.client.messages.delivery_times import EARLIEST_MS, encode_times
+from raymq.client.messages.delivery_times import encode_times
 from raymq.client.messages.message import Message
 from raymq.client.messages.queue_split import TURN_ROWS
 from raymq.client.messages.write_columns import SinkTopic, by_queue
@@ -21,6 +21,7 @@ from raymq.client.produce.message_encoder import timer_properties
 from raymq.client.staged.committer import Committer
 from raymq.client.staged.staged_writer import StagedWriter
 from raymq.client.staged.write_commit import StagedRows
+from raymq.client.times import EARLIEST_MS
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected

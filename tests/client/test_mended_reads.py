@@ -12,8 +12,10 @@ import pytest
 from raymq.actors.ray.replica_transport import ReplicaTransport
 from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.consume.consumer import Consumer
+from raymq.client.messages.received import received_messages
 from raymq.client.transport.flight_client import ShardConnection
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from raymq.store.records.requests import FetchRequest
 from tests.support.mended_shard import BODIES, MendedShard
 
 CLUSTER_ID, TOKEN = "c" * 32, "t0ken"
@@ -86,6 +88,33 @@ def test_a_consumer_gets_an_error_for_a_message_that_rotted_on_both_replicas(wor
     world.shard.rot(1, ROTTEN)
     with pytest.raises(Corrupt, match="shard 0"):
         world.consume()
+
+
+def test_the_place_of_a_message_that_rotted_on_the_leader_is_found_in_its_mended_bytes(
+    world: World,
+) -> None:
+    leader = world.shard.leader
+    (found,) = leader.fetch(FetchRequest("t", {0: ROTTEN}, 1, 1, 0))
+    (message,) = received_messages(0, found.records)
+    world.shard.rot(0, ROTTEN)
+    assert leader.call("place_of_message", {"message_id": message.message_id}) == {
+        "topic": "t",
+        "queue_id": 0,
+        "offset": ROTTEN,
+    }
+    assert leader.store.damage == []
+    assert world.consume() == BODIES
+
+
+def test_the_place_of_a_message_that_rotted_on_both_replicas_is_not_said(world: World) -> None:
+    leader = world.shard.leader
+    (found,) = leader.fetch(FetchRequest("t", {0: ROTTEN}, 1, 1, 0))
+    (message,) = received_messages(0, found.records)
+    world.shard.rot(0, ROTTEN)
+    world.shard.rot(1, ROTTEN)
+    with pytest.raises(Corrupt):
+        leader.call("place_of_message", {"message_id": message.message_id})
+    assert len(leader.store.damage) == 1
 
 
 def test_log_bytes_are_given_to_a_caller_with_the_token_only(world: World) -> None:

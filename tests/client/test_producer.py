@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -571,6 +572,9 @@ def test_a_delayed_message_waits_on_its_queues_shard_and_a_late_one_is_sent_at_o
 
     properties = [decode(row["properties"]) for row in rows]
     assert [each.pop("_P") != "" for each in properties] == [True] * 4
+    unique = [each.pop("UNIQ_KEY") for each in properties]
+    assert len(set(unique)) == 4
+    assert all(re.fullmatch("[0-9A-F]{32}", each) for each in unique)
     assert properties == [
         {
             "TAGS": "a",

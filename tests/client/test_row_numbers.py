@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.client.messages.delivery_times import EARLIEST_MS
 from raymq.client.messages.message import Message
 from raymq.client.messages.queue_split import numbered, start_of
 from raymq.client.messages.row_numbers import renumbered
@@ -17,6 +16,7 @@ from raymq.client.messages.topic_values import TopicValues
 from raymq.client.messages.write_columns import SinkTopic, by_queue
 from raymq.client.produce.producer import Producer
 from raymq.client.staged.staged_writer import StagedWriter
+from raymq.client.times import EARLIEST_MS
 from raymq.cluster.cluster import Cluster
 from raymq.cluster.ray_data.topic_sink import TopicSink
 from raymq.cluster.ray_data.topic_source import read_topic

@@ -88,6 +88,7 @@ def received(queue_id: int, offset: int, body: bytes, key: bytes | None = None) 
         born_host="192.0.2.1:5000",
         store_time_ms=2,
         born_time_ms=1,
+        message_id="7F0000010000115C" + f"{offset:016X}",
     )
 
 
@@ -1032,6 +1033,7 @@ def test_the_top_level_names_are_exactly_these_and_lazy() -> None:
 
     assert set(dir(raymq)) == {
         "start",
+        "at_ms",
         "connect",
         "Cluster",
         "Message",

@@ -27,6 +27,8 @@ QUEUE = 1
 TIMES = ("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_OUT_MS", "TIMER_DELIVER_MS")
 #: how long a second delivery would have come in: RocketMQ begins after one second
 SETTLE_MS = 2_000
+#: how long timers wait of which one is cancelled before RocketMQ opens the store
+CANCEL_MS = 6_000
 
 
 def soon(name: str) -> list[Kind]:
@@ -144,12 +146,44 @@ def deliver_in_turn(rocketmq: RocketMQ, config: StoreConfig, place: Path) -> Non
     assert [line["properties"]["KEYS"] for line in lines] == wanted
 
 
+def hand_over_cancelled(rocketmq: RocketMQ, config: StoreConfig, place: Path) -> None:
+    """Of two timers that wait one is cancelled here, and RocketMQ is there when they are due."""
+    root = place / "store"
+    store = MessageStore.open(root, config=config)
+    store.topics.create(kinds.TOPIC, 4, [0])
+    timers = TimerMessageStore(store)
+    names = ("cancelled", "comes")
+    due = [
+        kinds.kind(
+            name.encode(),
+            queue=QUEUE,
+            properties={"KEYS": name, "UNIQ_KEY": f"7F0000010001{number:020X}"},
+            dueInMs=CANCEL_MS,
+        )
+        for number, name in enumerate(names)
+    ]
+    put_all(store, due)
+    confirm_with_index(store)
+    outcome = timers.cancel(0, int(time.time() * 1000))
+    assert outcome is not None
+    assert outcome.appended is not None
+    confirm_with_index(store)
+    timers.close(int(time.time() * 1000))
+    confirm_with_index(store)
+    store.close()
+
+    rocketmq.write_and_halt(root, [deliver(1, CANCEL_MS)], timers=True)
+    lines = delivered(rocketmq.read(root))
+    assert [line["properties"]["KEYS"] for line in lines] == ["comes"]
+
+
 Story = Callable[[RocketMQ, StoreConfig, Path], None]
 STORIES = (
     deliver_the_same,
     take_over_after_a_halt,
     take_over_after_a_stop,
     hand_over,
+    hand_over_cancelled,
     deliver_in_turn,
 )
 
@@ -181,6 +215,12 @@ def test_we_deliver_what_rocketmq_left_waiting_and_it_delivers_nothing_again(
 
 def test_rocketmq_delivers_what_we_left_waiting_once(stories: dict[Story, Future[None]]) -> None:
     stories[hand_over].result()
+
+
+def test_rocketmq_does_not_deliver_a_timer_that_we_cancelled(
+    stories: dict[Story, Future[None]],
+) -> None:
+    stories[hand_over_cancelled].result()
 
 
 def test_messages_that_rocketmq_added_and_delivered_between_two_of_our_runs_come_once(

@@ -272,6 +272,34 @@ def test_a_message_for_later_is_read_after_its_time_and_not_before(world: World)
     assert not read[1].properties
 
 
+def test_messages_are_found_and_timers_cancelled_by_either_transport(world: World) -> None:
+    world.flight.create_topic("found", queues=2)
+    with world.cluster.producer() as producer:
+        for number in range(6):
+            sent = producer.send(
+                "found", b"%d" % number, queue_id=number % 2, index_keys=(f"k{number % 3}",)
+            )
+            receipt = sent.result(20)
+        in_an_hour = Clock().now_ms() + 3_600_000
+        timers = [
+            producer.send("found", b"later", deliver_at_ms=in_an_hour).result(20) for _ in range(2)
+        ]
+        assert producer.cancel(timers[0])
+    with world.flight.producer() as producer:
+        assert producer.cancel(timers[1])
+
+    at = raymq.at_ms(receipt.store_time_ms)
+    for cluster in (world.cluster, world.flight):
+        assert [each.body for each in cluster.query("found", key="k1")] == [b"1", b"4"]
+        found = cluster.query("found", between=(None, None))
+        assert [each.body for each in found] == [b"%d" % number for number in range(6)]
+        assert cluster.message("found", 1, 2) == found[5]
+        assert cluster.message_by_id(found[3].message_id) == found[3]
+        assert cluster.offsets_for_times("found", at, "last")[1] == 2
+        with cluster.consumer("found", start=at) as consumer:
+            assert consumer.seek_time(at)[1] == 2
+
+
 def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> None:
     import ray
 

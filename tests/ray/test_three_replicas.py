@@ -32,6 +32,7 @@ from raymq.cluster.deploy import process_tree, ray_host
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError
 from raymq.store.base.files import Files
+from raymq.store.base.format import TIMER_TOPIC
 from tests.support.batches import batch
 from tests.support.history import History, Load, Read, Reader, faults
 from tests.support.lean_ray import LEAN_WITH_CLIENT
@@ -430,6 +431,33 @@ def test_queues_that_were_added_are_there_although_the_leader_is_killed_directly
         after.stop()
     assert check(shard, history, topic="grown") > 0
     wait_for_writes(load)
+
+
+def test_cancelled_timers_stay_cancelled_although_the_leader_is_killed_directly_after_it(
+    shard: ReplicatedShard,
+) -> None:
+    shard.cluster.create_topic("timers", queues=1)
+    with shard.cluster.producer() as producer:
+        at_ms = Clock().now_ms() + 4_000
+        sent = [producer.send("timers", b"%d" % n, deliver_at_ms=at_ms) for n in range(6)]
+        receipts = [each.result(30) for each in sent]
+        in_time = [producer.cancel(each) for each in receipts[::2]]
+        kill_leader(shard)
+        # As after an answer that was lost: the new leader says the same.
+        assert [producer.cancel(each) for each in receipts[::2]] == in_time
+        last = producer.send("timers", b"last", deliver_at_ms=Clock().now_ms() + 8_000)
+        assert last.result(30).topic == TIMER_TOPIC
+
+    wanted = {b"%d" % n for n in range(6) if n % 2 or not in_time[n // 2]} | {b"last"}
+    found: list[bytes] = []
+    with shard.cluster.consumer("timers", start="earliest") as consumer:
+        while b"last" not in found:
+            found += [message.body for message in consumer.poll(timeout=60)]
+    assert sorted(found) == sorted(wanted)
+    assert any(in_time)
+    assert [
+        message.body for message in shard.cluster.query("timers", between=(None, None))
+    ] == found
 
 
 def test_store_times_never_go_back_although_a_leaders_clock_was_an_hour_ahead(

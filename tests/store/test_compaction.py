@@ -28,6 +28,7 @@ from raymq.store.compaction.units import file_sizes
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.embedded.put_message import MessagePut
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.index.query import Boundary
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.queues.get_message import GetMessageStatus
 from raymq.store.queues.message_filter import TagFilter
@@ -116,6 +117,33 @@ def fill(store: MessageStore, keys: int = 10, rounds: int = 8) -> list[tuple[int
         put(store, *((f"k{key}", b"%d of %d" % (number, key)) for key in range(keys)))
     last = rounds - 1
     return [(last * keys + key, f"k{key}", b"%d of %d" % (last, key)) for key in range(keys)]
+
+
+# --- offsets by time ------------------------------------------------------------------------------
+
+
+def test_of_a_time_only_the_messages_that_are_left_count(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    store = MessageStore.open(tmp_path / "s", config=CONFIG, clock=clock)
+    store.topics.create("c", 1, [0], COMPACTED)
+    times = []
+    # Whole files are compacted: the first messages of most keys go.
+    for number in range(240):
+        clock.advance(10)
+        put(store, (f"k{number % 7}", b"%d" % number * 20))
+        times.append(clock.now_ms())
+    while store.compaction.compact("c", 0, roll=True) is not None:
+        pass
+
+    left = [offset for offset, _, _ in read(store)]
+    assert 7 <= len(left) < 240
+    for time_ms in {each + step for each in times for step in (-5, 0, 5)}:
+        later = [each for each in left if times[each] >= time_ms]
+        earlier = [each for each in left if times[each] <= time_ms]
+        first = store.offset_by_time("c", 0, time_ms)
+        last = store.offset_by_time("c", 0, time_ms, Boundary.UPPER)
+        assert (first, last) == (later[0] if later else 240, earlier[-1] if earlier else left[0])
+    store.close()
 
 
 # --- topics and puts ------------------------------------------------------------------------------

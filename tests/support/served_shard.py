@@ -44,8 +44,17 @@ FlushService(sys.argv[1], "group_commit", StoreConfig(segment_size_bytes=int(sys
 class ServedShard:
     """Made with `mirror` its follower is away: no process replicates."""
 
-    def __init__(self, root: Path, config: StoreConfig = PATIENT, *, mirror: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig = PATIENT,
+        *,
+        mirror: bool = False,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
         self.root = root
+        self.shard, self._shards = shard, shards
         self._roles = ("group_commit", "replication") if mirror else ("group_commit",)
         self._config = config
         self._flushers: list[subprocess.Popen[bytes]] = []
@@ -58,13 +67,18 @@ class ServedShard:
             cluster_id=CLUSTER_ID,
             shards=1,
             token=TOKEN,
-            endpoints={0: "127.0.0.1:1"},
+            endpoints={shard: "127.0.0.1:1"},
             resolver=lambda: dict(self.endpoints),
         )
 
     def up(self) -> None:
         """Open the store and serve it."""
-        identity = {"cluster_id": CLUSTER_ID, "shard": 0, "shards": 1, "name": "served"}
+        identity = {
+            "cluster_id": CLUSTER_ID,
+            "shard": self.shard,
+            "shards": self._shards,
+            "name": "served",
+        }
         self.host = open_replica(self.root, self._config, identity=identity, roles=self._roles)
         self._server = serve(
             self.host,
@@ -73,8 +87,8 @@ class ServedShard:
             token=TOKEN,
             on_bound=lambda port: self.host.set_store_host("127.0.0.1", port),
         )
-        self.endpoints = {0: f"127.0.0.1:{self._server.port}"}
-        self.host.addresses.set_routes({"0": self.endpoints[0]})
+        self.endpoints = {self.shard: f"127.0.0.1:{self._server.port}"}
+        self.host.addresses.set_routes({str(self.shard): self.endpoints[self.shard]})
         self.cluster.refresh()
         if self._flushers:
             # A leader that starts ends the flusher before it.
@@ -129,3 +143,34 @@ class ServedShard:
         self.cluster.close()
         self.down()
         self.stop_flusher()
+
+
+class ServedCluster:
+    """A cluster of several such shards."""
+
+    def __init__(self, root: Path, shards: int = 2) -> None:
+        self.shards = [
+            ServedShard(root / str(shard), shard=shard, shards=shards) for shard in range(shards)
+        ]
+        self.cluster = Cluster(
+            name="served",
+            cluster_id=CLUSTER_ID,
+            shards=shards,
+            token=TOKEN,
+            endpoints={},
+            resolver=lambda: {
+                shard: there for each in self.shards for shard, there in each.endpoints.items()
+            },
+        )
+
+    def __enter__(self) -> ServedCluster:
+        for shard in self.shards:
+            shard.up()
+            shard.start_flusher()
+        self.cluster.refresh()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.cluster.close()
+        for shard in self.shards:
+            shard.__exit__(None, None, None)

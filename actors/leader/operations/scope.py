@@ -8,6 +8,7 @@ from raymq.actors.api import call_arguments
 from raymq.actors.leader.group_service import GroupService
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import Rejected
+from raymq.store.delay.timer_cancel import CancelledTimer
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import SHARDS, TopicInfo
@@ -32,6 +33,12 @@ class LeaderScope(Protocol):
 
     def await_dispatch(self) -> None:
         """Wait until readers see all messages confirmed by now. Raises: Unavailable."""
+
+    def await_index(self) -> None:
+        """Wait until the index has all messages that readers see by now. Raises: Unavailable."""
+
+    def cancel_timer(self, offset: int) -> CancelledTimer:
+        """Cancel a timer, unless its second is over. The caller awaits the promise. Raises: as `Delays.cancel`."""
 
     def publish(self, appended: AppendedRows) -> None:
         """Let the satellites work on an append, without waiting for them."""

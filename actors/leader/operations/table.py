@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from raymq.actors.api.operations import merge
 
-from . import groups, offsets, producers, shard, topics, writes
+from . import groups, offsets, producers, queries, shard, timers, topics, writes
 
 OPERATIONS = merge(
     shard.OPERATIONS,
     topics.OPERATIONS,
     offsets.OPERATIONS,
     groups.OPERATIONS,
+    queries.OPERATIONS,
+    timers.OPERATIONS,
     producers.OPERATIONS,
     writes.OPERATIONS,
 )
