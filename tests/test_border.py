@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 NAMES = {
     "raymq": """
-        AsyncConsumer AsyncProducer Cluster Consumer Message Producer Queue Receipt __version__ connect errors start
+        AsyncConsumer AsyncProducer Cluster Consumer Message Producer Queue Receipt __version__ at_ms connect errors
+        start
     """,
     "raymq.data": "TopicSink micro_batches read_topic",
     "raymq.errors": """

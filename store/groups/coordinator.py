@@ -155,6 +155,7 @@ class Coordinator:
         group = self._table.groups.get(name, Group())
         sessions = self.sessions(name)
         members, queues = [], []
+
         for member_id, member in sorted(group.members.items()):
             session = sessions.get(member_id)
             members.append(
@@ -171,6 +172,7 @@ class Coordinator:
                     "state": _state(member),
                 }
             )
+
             queues += [
                 {
                     "topic": topic,
