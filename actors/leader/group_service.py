@@ -135,19 +135,19 @@ class GroupService:
             self._leader.await_check()
 
     def _step(self, group: str, beats: Sequence[Beat]) -> GroupStep:
-        """Take a step and append its records. Needs the step's lock. Raises: as `InnerPut.put_decided`."""
-        steps: list[GroupStep] = []
+        """Take a step and append its records. Needs the step's lock. Raises: as `InnerPut.put_decided`.
 
-        def decide() -> list[tuple[str, bytes]]:
-            topics = self._store.state.queue_counts()
-            now_ms = self._clock.monotonic_ms()
-            steps.append(self._coordinator.step(group, beats, topics, now_ms))
-            return [(kind, _encoded(value)) for kind, value in steps[0].records]
-
-        appended = self._store.inner_put.put_decided(decide)
-        if appended is not None:
-            self._end = appended.end_offset
-        return steps[0]
+        The plan is made without the put lock: puts would wait for that of a large group. While this replica leads, only
+        steps change groups.
+        """
+        topics = self._store.state.queue_counts()
+        step = self._coordinator.step(group, beats, topics, self._clock.monotonic_ms())
+        records = [(kind, _encoded(value)) for kind, value in step.records]
+        if records:
+            appended = self._store.inner_put.put_decided(lambda: records)
+            if appended is not None:
+                self._end = appended.end_offset
+        return step
 
     def names(self) -> dict[str, int]:
         """Group -> number of members, of those that this shard coordinates."""

@@ -41,6 +41,8 @@ TOPICS_MAX = 1_000
 BEATS_IN_SESSION = 5
 #: the longest time between two heartbeats: how soon a member hears that it has to release a queue
 BEAT_INTERVAL_MS_MAX = 3_000
+#: the longest time between two searches for sessions that are over
+LOOK_AGAIN_MS_MAX = 60_000
 #: a member that waits for a queue asks again after so long
 WAITING_INTERVAL_MS = 300
 
@@ -93,6 +95,8 @@ class Coordinator:
         self._sessions: dict[str, dict[str, Session]] = {}
         #: group -> the topics for which its queues were assigned
         self._assigned_for: dict[str, Mapping[str, int]] = {}
+        #: no session ends before
+        self._look_again_ms = 0
 
     def step(
         self, name: str, beats: Sequence[Beat], topics: Mapping[str, int], now_ms: int
@@ -140,14 +144,27 @@ class Coordinator:
         return answers
 
     def due(self, now_ms: int) -> list[str]:
-        """The groups with a member to remove, and those of which this coordinator has no session yet."""
+        """The groups with a member to remove, and at first those of which this coordinator has no session yet.
+
+        Cost: nothing before the time at which the first session may end. Heartbeats only move that further.
+        """
+        if now_ms < self._look_again_ms:
+            return []
         found = []
+        earliest_ms = now_ms + LOOK_AGAIN_MS_MAX
         for name, group in self._table.groups.items():
             sessions = self._sessions.get(name, {})
-            if len(sessions) < len(group.members) or any(
-                now_ms >= sessions[each].deadline_ms for each in group.members if each in sessions
-            ):
+            ends_ms = min(
+                (
+                    sessions[each].deadline_ms if each in sessions else now_ms
+                    for each in group.members
+                ),
+                default=earliest_ms,
+            )
+            earliest_ms = min(earliest_ms, ends_ms)
+            if ends_ms <= now_ms:
                 found.append(name)
+        self._look_again_ms = earliest_ms
         return found
 
     def describe(self, name: str, now_ms: int) -> dict[str, Any]:
@@ -223,6 +240,7 @@ class Coordinator:
 
         deadline_ms = now_ms + member.facts.session_timeout_ms
         session = sessions.setdefault(beat.member_id, Session(deadline_ms, now_ms))
+        self._look_again_ms = min(self._look_again_ms, session.deadline_ms)
         session.beat_ms = now_ms
         session.applied = max(session.applied, beat.version)
         if beat.keeps_place and not member.is_away:

@@ -159,6 +159,8 @@ class ShardState:
         self._part_of_kind = {kind: part for part in self._state_parts for kind in part.kinds}
         #: called with the put lock when options may have been set, or their records were cut off
         self.on_options: Callable[[], None] = _do_nothing
+        #: how often topics have changed
+        self._topic_changes = 0
         self.clear()
 
     def clear(self) -> None:
@@ -178,8 +180,9 @@ class ShardState:
         #: the epoch of the leader that wrote the last record
         self.log_epoch = 0
         self._parts = SnapshotParts()
-        #: topic -> shown queues; None: it has to be made again
-        self._queue_counts: dict[str, int] | None = None
+        #: topic -> shown queues, and the number of changes of topics before it was made
+        self._queue_counts: tuple[int, dict[str, int]] = (-1, {})
+        self._topic_changes += 1
         for part in self._state_parts:
             part.clear()
 
@@ -280,12 +283,18 @@ class ShardState:
         return known + 1
 
     def queue_counts(self) -> Mapping[str, int]:
-        """topic -> how many of its queues clients may use. Returns: another mapping after each change of a topic."""
-        if self._queue_counts is None:
-            self._queue_counts = {
-                topic.name: topic.queues - topic.hidden_queues for topic in self.topics.values()
-            }
-        return self._queue_counts
+        """topic -> how many of its queues clients may use. Callers: any thread.
+
+        Returns: another mapping after each change of a topic.
+        """
+        changes = self._topic_changes
+        made_after, counts = self._queue_counts
+        if made_after != changes:
+            topics = list(self.topics.values())
+            counts = {topic.name: topic.queues - topic.hidden_queues for topic in topics}
+            # A change that came meanwhile has another number, so that these count once.
+            self._queue_counts = changes, counts
+        return counts
 
     def confirmed_topics(self, confirmed: int) -> list[TopicInfo]:
         """The topics below the confirmed end. Args: `confirmed`: that end, as physical offset. Callers: any thread."""
@@ -521,10 +530,10 @@ class ShardState:
             raise ValueError(f"a topic has queues and shards, not {queues!r} and {shards!r}")
         pairs = tuple(sorted(attributes.items()))
         former = tuple(int(count) for count in former_queues)
-        self._queue_counts = None
         self.topics[_text(name)] = TopicInfo(
             name, int(queues), ids, pairs, former, int(hidden_queues)
         )
+        self._topic_changes += 1
 
 
 #: one encoder for all calls: json.dumps makes one for each
