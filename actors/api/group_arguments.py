@@ -32,6 +32,7 @@ _JOIN_FIELDS = {
     "revoke_ms",
     "kind",
     "filter",
+    "again",
 }
 
 
@@ -113,6 +114,8 @@ def _check_join(join: object) -> None:
         )
     if fields["kind"] != "stream":
         raise wrong_value("kind", fields["kind"], "this version has stream alone", "stream")
+    if type(fields["again"]) is not bool:
+        raise wrong_value("again", fields["again"], "use true or false", "bool")
     check_integer("session_timeout_s", fields["session_ms"], *SESSION_TIMEOUT_MS)
     check_integer("revoke_timeout_s", fields["revoke_ms"], *REVOKE_TIMEOUT_MS)
     if fields["filter"] != ["", ""]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from raymq.store.groups.heartbeat import Beat, BeatAnswer
 from raymq.store.groups.members import CLAIM
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import OFFSETS, offsets_body
+
+logger = logging.getLogger("raymq.commit_log")
 
 #: heartbeats that join a group wait so long for others, so that the members that start together are one step
 GATHER_MS = 100
@@ -143,10 +146,23 @@ class GroupService:
         topics = self._store.state.queue_counts()
         step = self._coordinator.step(group, beats, topics, self._clock.monotonic_ms())
         records = [(kind, _encoded(value)) for kind, value in step.records]
-        if records:
-            appended = self._store.inner_put.put_decided(lambda: records)
-            if appended is not None:
-                self._end = appended.end_offset
+
+        def decide() -> list[tuple[str, bytes]]:
+            # The thread may have stalled since: an earlier leadership's plan must not be appended by a later one.
+            self._leader.check_serving()
+            return records
+
+        if not records:
+            return step
+        try:
+            appended = self._store.inner_put.put_decided(decide)
+        except BaseException:
+            # Some of the records may be in the log. The next step plans the rest.
+            self._coordinator.assign_again(group)
+            self._end = self._store.log.end
+            raise
+        if appended is not None:
+            self._end = appended.end_offset
         return step
 
     def names(self) -> dict[str, int]:
@@ -165,15 +181,25 @@ class GroupService:
     def run(self) -> None:
         """Remove members whose session is over, until `stop`."""
         while not self._stopping.wait(EXPIRE_EVERY_S):
+            with self._step_lock:
+                due = self._coordinator.due(self._clock.monotonic_ms())
+            for group in due:
+                self._expire(group)
+
+    def _expire(self, group: str) -> None:
+        """Remove members of one group. A shard that takes no writes now is asked again."""
+        try:
             self._leader.check_serving()
             with self._step_lock:
-                steps = [
-                    self._step(group, ())
-                    for group in self._coordinator.due(self._clock.monotonic_ms())
-                ]
+                step = self._step(group, ())
                 end = self._end
-            if any(step.records for step in steps):
+            if step.records:
                 self._leader.publish(AppendedRows.up_to(end))
+        except Bug:
+            raise
+        except (RayMQError, OSError) as error:
+            if not self._stopping.is_set():
+                logger.warning("group %s: members could not be removed: %s", group, error)
 
     def stop(self) -> None:
         """End `run`."""
@@ -228,12 +254,22 @@ class GroupService:
             for queue_id, claim in self._store.claims.held(group, topic, offsets).items():
                 raise Rejected(
                     f"queue {queue_id} of {topic} belongs to member {claim.member_id} of group {group}: only that "
-                    "member commits its offset. Use another group, or a consumer without queues=",
+                    "member commits its offset, until it closes. If it was killed, let a consumer of the group without "
+                    "queues= join and close; or use another group",
                     field="offsets",
                     limit="queues that no member has",
                     found=queue_id,
                 )
             return [(OFFSETS, offsets_body(group, topic, offsets))]
+
+        self._await(self._store.inner_put.put_decided(decide))
+
+    def release(self, group: str, topic: str, member_id: str, numbers: Mapping[int, int]) -> None:
+        """End claims of a member that leaves. Others of these queues stay as they are."""
+
+        def decide() -> list[tuple[str, bytes]]:
+            released = self._store.claims.plan_release(group, topic, member_id, numbers)
+            return [(CLAIM, _encoded(claim_value(group, topic, released)))] if released else []
 
         self._await(self._store.inner_put.put_decided(decide))
 

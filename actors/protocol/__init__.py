@@ -34,6 +34,7 @@ not know it goes by the kind.
     NotServing                  Unavailable                     looks for the leader
     ReplicaBehind               Unavailable                     asks again a little later
     AnotherShard                Rejected                        looks the address up again
+    InstanceReplaced            Fenced                          does not join again
     SequenceGap                 Rejected                        sends the rows that are missing before
     TopicOnOtherShards          Rejected                        asks again with these `shards`
     TopicWithOtherQueues        Rejected                        adds queues to a retry topic
@@ -86,6 +87,7 @@ A shard that is being added does not answer those that are about all shards: des
     group_beat(beats)                                               {answers}: of each heartbeat its assignment or
                                                                       error, see store/groups/heartbeat.py
     claim_queues(group, topic, member, numbers)                     {offsets: {queue_id: next offset}, fenced}
+    release_claims(group, topic, member, numbers)                   {}
     init_producer(producer_id)                                      {epoch}
     known_producers(producer_ids)                                   {producer_ids: those that are known}
     fence_producer(producer_id, epoch, topic)                       {sequences: {queue_id: next sequence}}

@@ -109,6 +109,9 @@ class AssignedQueues:
             for shard in set(shards.values()):
                 # What it asks for now may wait for these queues alone.
                 self._readers[shard].restart()
+                if not self._readers[shard].queues:
+                    # Whether it answers is no matter of this consumer any more.
+                    state.down.pop(shard, None)
             state.notify()
         return left
 
@@ -201,6 +204,9 @@ class AssignedQueues:
         state = self.state
         with state.changed:
             for fetched in reversed(taken):
+                if fetched.queue_id not in self._shards:
+                    # It was given up meanwhile.
+                    continue
                 state.unread.appendleft(fetched)
                 state.ahead[fetched.shard] += 1
                 self.positions[fetched.queue_id] = fetched.first_offset

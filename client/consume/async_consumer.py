@@ -140,6 +140,7 @@ class AsyncConsumer(OpenClient):
         #: set after a fetch, a failure or the end, and when a wait is over
         self._changed = asyncio.Event()
         self._closed = self._keeps_place = False
+        self._stepping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -213,8 +214,8 @@ class AsyncConsumer(OpenClient):
             if inspect.isawaitable(result):
                 await result
 
-        if self._loop is not None:
-            # The consumer has begun to open, so there is one.
+        if self._loop is not None and self._loop.is_running():
+            # Not after the end of the loop that used the consumer: `close` may be called in another one.
             asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     # --- reading ----------------------------------------------------------------------------------
@@ -236,6 +237,17 @@ class AsyncConsumer(OpenClient):
         consumer = await self._open()
         return await self._wait(consumer, lambda: consumer.poll_batch(max_records, 0), timeout)
 
+    async def _step(self, consumer: Consumer) -> None:
+        """Do what the membership asks for, in a thread. One at a time: a cancelled call leaves it running."""
+        if self._stepping is None:
+            self._stepping = asyncio.create_task(asyncio.to_thread(consumer.step))
+        stepping = self._stepping
+        try:
+            await asyncio.shield(stepping)
+        finally:
+            if stepping.done():
+                self._stepping = None
+
     async def _wait(
         self, consumer: Consumer, poll: Callable[[], _Found], timeout: float | None
     ) -> _Found:
@@ -245,8 +257,8 @@ class AsyncConsumer(OpenClient):
         deadline_s = loop.time() + (math.inf if limit_s is None else limit_s)
         while True:
             self._changed.clear()
-            if consumer.has_news:
-                await asyncio.to_thread(consumer.step)
+            if consumer.has_news or self._stepping is not None:
+                await self._step(consumer)
             found = poll()
             left = deadline_s - loop.time()
             if len(found) or left <= 0:
@@ -271,8 +283,8 @@ class AsyncConsumer(OpenClient):
         consumer = await self._open()
         while True:
             self._changed.clear()
-            if consumer.has_news:
-                await asyncio.to_thread(consumer.step)
+            if consumer.has_news or self._stepping is not None:
+                await self._step(consumer)
             message = consumer.next_message(0)
             if message is not None:
                 return message

@@ -201,10 +201,12 @@ class Consumer(OpenClient):
     def _join(self, config: ConsumerConfig, clock: Clock | None) -> None:
         """Become a member of the group, and wait for its first queues."""
 
+        # A strong reference would keep a dropped consumer, and its queues.
+        weak = weakref.WeakMethod(self._begin_claimed)
+
         def begin(queues: list[int]) -> dict[int, int]:
-            self._route = self._routes.topics.find(self.topic)
-            shards = sorted({self._route.shard_of(queue_id) for queue_id in queues})
-            return self._begin(queues, shards, config.start, self._assigned.state.chosen)
+            begin_claimed = weak()
+            return {} if begin_claimed is None else begin_claimed(queues, config.start)
 
         self._member = MemberQueues(self._routes, self.topic, self._assigned, config, clock, begin)
         try:
@@ -212,6 +214,12 @@ class Consumer(OpenClient):
         except BaseException:
             self._member.leave(keeps_place=False)
             raise
+
+    def _begin_claimed(self, queues: list[int], start: Start) -> dict[int, int]:
+        """Where queues without a committed offset begin, which the group gave to this member."""
+        self._route = self._routes.topics.find(self.topic)
+        shards = sorted({self._route.shard_of(queue_id) for queue_id in queues})
+        return self._begin(queues, shards, start, self._assigned.state.chosen)
 
     # --- where to begin ---------------------------------------------------------------------------
 
@@ -456,7 +464,10 @@ class Consumer(OpenClient):
         """See `_take`. Queues come and go meanwhile, and nothing is returned of those that another member may have."""
         deadline_s = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
         while True:
-            if self.steps_by_itself:
+            if ready_only and member.has_news:
+                # Messages that were taken already must be returned before their queue is given up.
+                return None
+            if self.steps_by_itself and not ready_only:
                 member.step()
             left_s = max(0.0, deadline_s - self._clock.monotonic())
             wait = None if left_s == math.inf else left_s
@@ -708,9 +719,9 @@ class Consumer(OpenClient):
             return
         if not sys.is_finalizing():
             # The collector may run on any thread, so it must not wait.
-            self._assigned.end()
             if self._member is not None:
-                self._member.membership.end()
+                self._member.membership.abandon()
+            self._assigned.end()
         warn_unclosed(self, self.name, "use it in a with block, or call close()")
 
     def __enter__(self) -> Consumer:

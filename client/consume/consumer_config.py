@@ -74,8 +74,8 @@ class ConsumerConfig:
         check_number("fetch_bytes", self.fetch_bytes, 1)
         check_number("fetch_records", self.fetch_records, 1)
         check_number("unavailable_timeout_ms", self.unavailable_timeout_ms, 0, whole=False)
-        check_number("session_timeout_s", self.session_timeout_s, 1, whole=False)
-        check_number("revoke_timeout_s", self.revoke_timeout_s, 0, whole=False)
+        check_number("session_timeout_s", self.session_timeout_s, 1, 1_800, whole=False)
+        check_number("revoke_timeout_s", self.revoke_timeout_s, 0, 3_600, whole=False)
         selector_of(self.tags, self.sql)
         check_hooks(self.hooks)
 

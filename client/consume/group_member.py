@@ -118,13 +118,19 @@ class GroupMember:
         """The shard of a queue has confirmed its claim."""
         self.claimed[key] = number
 
-    def lost(self, key: QueueKey, number: int) -> None:
-        """The shard of a queue has refused this number: another member has the queue, or an operator took it."""
-        if self.assigned.get(key) == number:
+    def lost(self, key: QueueKey, number: int) -> bool:
+        """The shard of a queue has refused this number: another member has the queue, or an operator took it.
+
+        Returns: whether it was the number under which this member has the queue.
+        """
+        is_assigned = self.assigned.get(key) == number
+        if is_assigned:
             del self.assigned[key]
             self.claimed.pop(key, None)
-        if self.releasing.get(key) == number:
+        is_releasing = self.releasing.get(key) == number
+        if is_releasing:
             del self.releasing[key]
+        return is_assigned or is_releasing
 
     # --- reading ----------------------------------------------------------------------------------
 

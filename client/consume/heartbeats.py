@@ -16,6 +16,8 @@ from raymq.store.groups.heartbeat import Beat, BeatAnswer, pack_beat, unpack_ans
 TOGETHER_MS = 50
 #: after a call that failed
 RETRY_MS = 200
+#: how often to look for members that were abandoned
+LOOK_AGAIN_MS = 5_000
 #: how long one call may take: a coordinator that has moved is looked for meanwhile
 CALL_TIMEOUT_S = 5.0
 #: heartbeats in one call
@@ -28,6 +30,8 @@ class HeartbeatSender(Protocol):
     group: str
     #: when its next heartbeat is due, on the clock of this process; None: not before `Heartbeats.wake`
     due_ms: int | None
+    #: no heartbeat is sent any more
+    is_over: bool
 
     def next_beat(self) -> Beat:
         """The heartbeat to send now."""
@@ -44,8 +48,7 @@ class Heartbeats:
 
     #: (cluster id, shard, transport, forks) -> the sender of this process
     _made: ClassVar[dict[tuple[object, ...], Heartbeats]] = {}
-    #: the collector may end a consumer on a thread that holds it
-    _made_lock: ClassVar[threading.RLock] = threading.RLock()
+    _made_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, key: tuple[object, ...], routes: Routes, shard: int, clock: Clock) -> None:
         self._key = key
@@ -63,9 +66,10 @@ class Heartbeats:
         with cls._made_lock:
             found = cls._made.get(key)
             if found is None:
-                found = cls._made[key] = cls(key, routes, shard, clock)
+                found = cls(key, routes, shard, clock)
                 found._senders.append(sender)
                 found._thread.start()
+                cls._made[key] = found
             else:
                 with found._changed:
                     found._senders.append(sender)
@@ -74,13 +78,10 @@ class Heartbeats:
 
     def remove(self, sender: HeartbeatSender) -> None:
         """Send no more heartbeats of a member. The thread ends after the last one."""
-        with self._made_lock, self._changed:
-            if sender not in self._senders:
-                return
-            self._senders.remove(sender)
+        with self._changed:
+            if sender in self._senders:
+                self._senders.remove(sender)
             self._changed.notify_all()
-            if not self._senders:
-                self._made.pop(self._key, None)
 
     def join_if_over(self) -> None:
         """Wait for the thread, if there is no member any more."""
@@ -95,34 +96,64 @@ class Heartbeats:
     def _run(self) -> None:
         while True:
             due = self._await_due()
-            if due is None:
+            if due:
+                self._send_each(due)
+            elif self._has_retired():
                 return
-            try:
-                self._send(due)
-            except BaseException as error:
-                # Without this thread all sessions would end.
-                failure = error if isinstance(error, RayMQError) else Bug(f"heartbeats: {error!r}")
-                for sender in due:
-                    sender.note_failure(failure)
-                with self._changed:
-                    self._changed.wait_for(lambda: not self._senders, RETRY_MS / 1000)
 
-    def _await_due(self) -> list[HeartbeatSender] | None:
-        """The members whose heartbeats are due. None: there is no member any more."""
+    def _await_due(self) -> list[HeartbeatSender]:
+        """The members whose heartbeats are due. None of them: there is no member any more."""
         with self._changed:
-            while self._senders:
+            while True:
+                # Those that were abandoned have said so without a lock.
+                self._senders = [each for each in self._senders if not each.is_over]
+                if not self._senders:
+                    return []
                 now_ms = self._clock.monotonic_ms()
-                times = [each.due_ms for each in self._senders if each.due_ms is not None]
+                dues = [(each.due_ms, each) for each in self._senders]
+                times = [due_ms for due_ms, _ in dues if due_ms is not None]
                 if times and min(times) <= now_ms:
                     limit_ms = now_ms + TOGETHER_MS
                     due = [
-                        each
-                        for each in self._senders
-                        if each.due_ms is not None and each.due_ms <= limit_ms
+                        each for due_ms, each in dues if due_ms is not None and due_ms <= limit_ms
                     ]
                     return due[:BEATS_MAX]
-                self._changed.wait((min(times) - now_ms) / 1000 if times else None)
-            return None
+                wait_ms = min(times) - now_ms if times else LOOK_AGAIN_MS
+                self._changed.wait(min(wait_ms, LOOK_AGAIN_MS) / 1000)
+
+    def _has_retired(self) -> bool:
+        """Whether the thread ends: no member came since."""
+        with self._made_lock, self._changed:
+            if self._senders:
+                return False
+            if self._made.get(self._key) is self:
+                del self._made[self._key]
+            return True
+
+    def _send_each(self, due: list[HeartbeatSender]) -> None:
+        """Send heartbeats. If a call refuses all of them, they are sent one by one: one must not end the others."""
+        failure = self._try_to_send(due)
+        if failure is None:
+            return
+        if not failure.retriable and len(due) > 1:
+            for sender in due:
+                failure = self._try_to_send([sender])
+                if failure is not None:
+                    sender.note_failure(failure)
+        else:
+            for sender in due:
+                sender.note_failure(failure)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._senders, RETRY_MS / 1000)
+
+    def _try_to_send(self, due: list[HeartbeatSender]) -> RayMQError | None:
+        """Send heartbeats. Returns: why there are no answers."""
+        try:
+            self._send(due)
+        except BaseException as error:
+            # Without this thread all sessions would end.
+            return error if isinstance(error, RayMQError) else Bug(f"heartbeats: {error!r}")
+        return None
 
     def _send(self, due: list[HeartbeatSender]) -> None:
         """Send heartbeats, and hand out the answers. Raises: RayMQError when there are none."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from raymq.client.transport.flight_client import CALL_TIMEOUT_S
+from raymq.client.transport.ask import LEADER_TIMEOUT_S
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.groups.members import TopicSubscription
 from raymq.store.state.topics import QueueKey
 
@@ -44,6 +44,8 @@ class MemberQueues:
         self._begin = begin
         self.on_assigned: QueuesCallback | None = config.on_assigned
         self.on_revoked: QueuesCallback | None = config.on_revoked
+        #: queues that are read, and of which `on_assigned` has not heard
+        self._unannounced: list[QueueKey] = []
         #: queue -> position of queues that are being given up
         self._left: dict[int, int] = {}
         #: queues whose next commit may lower the offset
@@ -74,14 +76,15 @@ class MemberQueues:
             is_settled = changed.wait_for(lambda: membership.is_settled, timeout_ms / 1000)
         if not is_settled:
             raise unavailable(membership.trouble, self._group, timeout_ms)
-        self.step()
+        self._unannounced = self.read_claimed()
+        self.check_failure()
 
     # --- between calls ----------------------------------------------------------------------------
 
     @property
     def has_news(self) -> bool:
         """Whether `step` has something to do."""
-        return self.membership.has_news
+        return bool(self._unannounced) or self.membership.has_news
 
     def step(self) -> None:
         """Give up what was revoked, and read what was claimed.
@@ -97,7 +100,8 @@ class MemberQueues:
                     self.on_revoked(revoked)
             finally:
                 self.end_revocation(revoked)
-        added = self.read_claimed()
+        added, self._unannounced = self._unannounced, []
+        added = sorted({*added, *self.read_claimed()})
         if added and self.on_assigned is not None:
             self.on_assigned(added)
         self.check_failure()
@@ -126,8 +130,12 @@ class MemberQueues:
         try:
             if missing:
                 begins |= self._begin(missing)
-        except RayMQError as error:
+        except Rejected as error:
             self.membership.fail(error)
+            raise
+        except BaseException:
+            # The next call tries again.
+            self.membership.return_claimed(claimed)
             raise
         self._assigned.add(
             begins, lambda queue_id: _shard_of(self._routes, (self._topic, queue_id))
@@ -209,7 +217,7 @@ class MemberQueues:
 
     def revoke_all(self) -> None:
         """Let the program commit once more. Raises: what `on_revoked` raises."""
-        owned = sorted(self.membership.assignment())
+        owned = sorted(self.membership.owned())
         if owned and self.on_revoked is not None:
             self.on_revoked(owned)
 
@@ -223,6 +231,11 @@ def _shard_of(routes: Routes, key: QueueKey) -> int:
     topic, queue_id = key
     route = routes.topics.find(topic)
     if queue_id >= route.queues:
-        routes.topics.note(routes.first("topics", {}, CALL_TIMEOUT_S))
+        for _, answer in routes.ask(routes.known_shards(), "topics", {}, LEADER_TIMEOUT_S):
+            if not isinstance(answer, RayMQError):
+                routes.topics.note(answer)
         route = routes.topics.find(topic)
+    if queue_id >= route.queues:
+        # Queues are added one shard after the other.
+        raise Unavailable(f"queue {queue_id} of {topic} is not known everywhere yet")
     return route.shard_of(queue_id)

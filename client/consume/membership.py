@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from raymq.client.client_thread import ClientThread, join_at_close
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, Fenced, RayMQError, Unavailable
+from raymq.store.base.errors import Bug, Fenced, InstanceReplaced, RayMQError, Unavailable
 from raymq.store.groups.heartbeat import Beat, BeatAnswer, JoinRequest, pack_beat
 from raymq.store.groups.members import MemberFacts, TopicSubscription
 from raymq.store.state.topics import QueueKey
@@ -22,6 +22,8 @@ from .heartbeats import Heartbeats
 
 #: pause after a claim that failed
 CLAIM_RETRY_S = 0.2
+#: how long the claims at one shard may take: those of others wait meanwhile
+CLAIM_TIMEOUT_S = 5.0
 #: how long the last heartbeat of a member may take
 LEAVE_TIMEOUT_S = 2.0
 
@@ -90,7 +92,8 @@ class Membership:
         self._read: set[QueueKey] = set()
         #: queues that the program has to give up
         self._revoked: set[QueueKey] = set()
-        self._is_over = False
+        #: no heartbeat is sent any more
+        self.is_over = False
 
         found = routes.call(0, "find_coordinator", {"group": group})
         self._coordinator = int(found["shard"])
@@ -108,15 +111,25 @@ class Membership:
     def take_answer(self, beat: Beat, answer: BeatAnswer | RayMQError, sent_ms: int) -> None:
         """See `HeartbeatSender`."""
         with self._changed:
-            if self._is_over or beat.member_id != self._member.member_id:
+            if self.is_over or beat.member_id != self._member.member_id:
+                return
+            if self.failure is not None:
+                self.due_ms = None
                 return
             self.trouble = None
             if isinstance(answer, BeatAnswer):
                 self._member.answered(beat, answer, sent_ms)
                 self.has_joined = True
                 self.due_ms = sent_ms + answer.interval_ms
+                if beat.owned != self._member.beat().owned:
+                    # It has given queues up since.
+                    self.due_ms = self._clock.monotonic_ms()
                 self._revoke(key for key in self._read if key in self._member.releasing)
                 self._release_unread()
+            elif isinstance(answer, InstanceReplaced):
+                self._revoke(self._read)
+                self._member.fence()
+                self.failure, self.due_ms = answer, None
             elif isinstance(answer, Fenced):
                 self._join_again()
             elif answer.retriable:
@@ -133,6 +146,8 @@ class Membership:
         """See `HeartbeatSender`."""
         with self._changed:
             self.trouble = error
+            if not error.retriable:
+                self.failure, self.due_ms = error, None
             self._notify()
 
     def _revoke(self, keys: Iterable[QueueKey]) -> None:
@@ -159,7 +174,8 @@ class Membership:
         if self._member.is_replaced:
             self._fail_as_replaced()
             return
-        self._member = GroupMember(uuid.uuid4().hex, self._join)
+        again = self._join._replace(is_again=True)
+        self._member = GroupMember(uuid.uuid4().hex, again)
         self.due_ms = self._clock.monotonic_ms()
 
     def _fail_as_replaced(self) -> None:
@@ -170,15 +186,16 @@ class Membership:
             field="instance_id",
             found=instance_id,
         )
-        self.due_ms = None
+        # One more heartbeat says that its queues are free.
+        self.due_ms = self._clock.monotonic_ms()
 
     # --- claims -----------------------------------------------------------------------------------
 
     def _claim_until_over(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_over or self._member.to_claim())
-                if self._is_over:
+                self._changed.wait_for(lambda: self.is_over or self._member.to_claim())
+                if self.is_over:
                     return
                 member = self._member
                 wanted, version = member.to_claim(), member.version
@@ -188,12 +205,15 @@ class Membership:
                 # Without this thread no further queue would be read.
                 failed = error if isinstance(error, RayMQError) else Bug(f"claims: {error!r}")
             with self._changed:
+                if failed is None and self._member.to_claim() == wanted:
+                    # The member cannot know its queues now.
+                    self._changed.wait_for(lambda: self.is_over, CLAIM_RETRY_S)
                 if failed is not None:
                     self.trouble = failed
                     if not failed.retriable:
-                        self.failure = failed
+                        self.failure, self.due_ms = failed, None
                     self._notify()
-                    self._changed.wait_for(lambda: self._is_over, CLAIM_RETRY_S)
+                    self._changed.wait_for(lambda: self.is_over, CLAIM_RETRY_S)
 
     def _claim(
         self, member: GroupMember, wanted: Mapping[QueueKey, int], version: int
@@ -212,7 +232,7 @@ class Membership:
                 "numbers": _as_json(numbers),
             }
             try:
-                answer = self._routes.call(shard, "claim_queues", arguments)
+                answer = self._routes.call(shard, "claim_queues", arguments, CLAIM_TIMEOUT_S)
             except RayMQError as error:
                 failed = error
                 continue
@@ -241,8 +261,7 @@ class Membership:
 
     def _lose(self, member: GroupMember, key: QueueKey, number: int) -> None:
         """Another member has a queue, or an operator took it. Needs the lock."""
-        member.lost(key, number)
-        if member is self._member:
+        if member.lost(key, number) and member is self._member:
             self._revoke({key} & self._read)
             self.claimed.pop(key, None)
 
@@ -285,6 +304,17 @@ class Membership:
                 self.due_ms = self._clock.monotonic_ms()
         self._heartbeats.wake()
 
+    def owned(self) -> set[QueueKey]:
+        """The queues that the program reads or has to give up."""
+        with self._changed:
+            return self._read | self._revoked
+
+    def return_claimed(self, claimed: Mapping[QueueKey, Claimed]) -> None:
+        """Undo `take_claimed`: the program could not begin to read them now."""
+        with self._changed:
+            self.claimed = {**claimed, **self.claimed}
+            self._read -= claimed.keys()
+
     def take_claimed(self) -> dict[QueueKey, Claimed]:
         """The queues that the program reads from now on."""
         with self._changed:
@@ -316,29 +346,42 @@ class Membership:
 
     # --- end --------------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """Let the threads end, without waiting for them. The session ends by itself."""
-        with self._changed:
-            if self._is_over:
-                return
-            self._is_over = True
-            self.due_ms = None
-            self._notify()
-        self._heartbeats.remove(self)
+    def abandon(self) -> None:
+        """Let the threads end, soon. The session ends by itself. No lock is taken: the collector calls it anywhere."""
+        self.due_ms = None
+        self.is_over = True
 
     def leave(self, *, keeps_place: bool = False) -> None:
         """Leave the group, after the program has given up its queues. Best effort: else the session ends by itself."""
-        self.end()
-        self._heartbeats.join_if_over()
-        join_at_close(self._claims, self._routes.transport)
+        self.abandon()
         with self._changed:
+            self._notify()
+            claimed = dict(self._member.claimed)
             beat = self._member.leave(keeps_place=keeps_place)
+            member_id = self._member.member_id
+        self._heartbeats.remove(self)
+        join_at_close(self._claims, self._routes.transport)
         try:
+            self._release_claims(member_id, claimed)
             beats = {"beats": [pack_beat(self.group, beat)]}
             self._routes.call(self._coordinator, "group_beat", beats, LEAVE_TIMEOUT_S)
         except RayMQError:
             # The members that stay get its queues when its session is over.
             return
+
+    def _release_claims(self, member_id: str, claimed: Mapping[QueueKey, int]) -> None:
+        """Let consumers that are no members commit these queues' offsets again. Raises: RayMQError."""
+        calls: dict[tuple[int, str], dict[int, int]] = {}
+        for key, number in claimed.items():
+            calls.setdefault((self._shard_of(key), key[0]), {})[key[1]] = number
+        for (shard, topic), numbers in calls.items():
+            arguments = {
+                "group": self.group,
+                "topic": topic,
+                "member": member_id,
+                "numbers": _as_json(numbers),
+            }
+            self._routes.call(shard, "release_claims", arguments, LEAVE_TIMEOUT_S)
 
 
 def _as_json(numbers: Mapping[int, int]) -> dict[str, int]:

@@ -123,6 +123,10 @@ class UntrustedServer(Rejected):
     """The certificate of a server is not accepted."""
 
 
+class InstanceReplaced(Fenced):
+    """A newer process of the same instance has the place of this member of a consumer group."""
+
+
 class SequenceGap(Rejected):
     """The shard lacks rows of this producer before those of the call."""
 

@@ -83,6 +83,16 @@ class ClaimTable:
                 refused[queue_id] = known
         return new, refused
 
+    def plan_release(
+        self, group: str, topic: str, member_id: str, numbers: Mapping[int, int]
+    ) -> dict[int, Claim]:
+        """The claims of a member that end, which the log needs: a number that was released is never valid again."""
+        return {
+            queue_id: Claim(number, "")
+            for queue_id, number in numbers.items()
+            if self.claim_of(group, topic, queue_id) == (number, member_id)
+        }
+
     def plan_commit(
         self, group: str, topic: str, wanted: Mapping[int, Commit], committed: Mapping[int, int]
     ) -> tuple[dict[int, int], dict[int, Claim]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from raymq.store.base.errors import Fenced, RayMQError, Rejected
+from raymq.store.base.errors import Fenced, InstanceReplaced, RayMQError, Rejected
 from raymq.store.state.topics import QueueKey
 
 from .group_table import GroupTable
@@ -67,6 +67,9 @@ class Session:
     def note_revoked(self, member: MemberState, now_ms: int) -> None:
         """Note since when the member has kept the queue that it has kept for longest."""
         oldest = min(member.revoking.values(), default=0)
+        if self.applied < oldest:
+            # It has not heard of that yet. A silent member is removed when its session is over.
+            oldest = 0
         if oldest != self.revoked_by:
             self.revoked_by, self.revoked_ms = oldest, now_ms
 
@@ -123,6 +126,10 @@ class Coordinator:
             self._sessions.pop(name, None)
             self._assigned_for.pop(name, None)
         return GroupStep(name, beats, draft.records(), refused)
+
+    def assign_again(self, name: str) -> None:
+        """Assign the queues of a group with its next step: not all records of the last one are in the log."""
+        self._assigned_for.pop(name, None)
 
     def answers(self, step: GroupStep) -> list[BeatAnswer | RayMQError]:
         """The answer to each heartbeat of a step whose records were appended."""
@@ -319,20 +326,26 @@ def _has_applied(beat: Beat, version: int) -> bool:
 
 
 def _release(draft: _Draft, beat: Beat) -> None:
-    """End the grants that a member shall release and no longer has."""
+    """End the grants that a member shall release and no longer has, and those that it could not claim."""
     member = draft.members[beat.member_id]
-    if not member.revoking:
-        return
     owned = beat.owned
     released = {
         key
         for key, since in member.revoking.items()
         if _has_applied(beat, since) and (owned is None or owned.get(key) != member.grants[key])
     }
+    if owned is not None and _is_current(beat, member):
+        # The shard of such a queue has refused its number: a new one is needed.
+        released |= {key for key, number in member.grants.items() if owned.get(key) != number}
     if released:
         grants = {key: each for key, each in member.grants.items() if key not in released}
         revoking = {key: each for key, each in member.revoking.items() if key not in released}
         draft.change(beat.member_id, member._replace(grants=grants, revoking=revoking))
+
+
+def _is_current(beat: Beat, member: MemberState) -> bool:
+    """Whether a heartbeat says what the member has of its newest assignment, which it goes on reading."""
+    return beat.version == member.version and not beat.keeps_place
 
 
 # --- joins ----------------------------------------------------------------------------------------
@@ -343,6 +356,7 @@ def _join(
 ) -> MemberState:
     """Take a new member in. Raises: Rejected; the draft is as it was."""
     draft.check_room()
+    _check_instance(draft, join)
     _note_join(draft, member_id, join, topics, draft.number + 1)
 
     instance_id = join.facts.instance_id
@@ -352,6 +366,22 @@ def _join(
                 draft.inherited[member_id] = list(other.grants)
             _replace(draft, other_id)
     return draft.change(member_id, MemberState(join.facts, _next_version(draft, 0)))
+
+
+def _check_instance(draft: _Draft, join: JoinRequest) -> None:
+    """Raises: InstanceReplaced for a member that was removed, joins again, and has a newer process by now."""
+    instance_id = join.facts.instance_id
+    if not join.is_again or not instance_id:
+        return
+    for other in draft.members.values():
+        if other.facts.instance_id == instance_id and not other.is_away:
+            raise InstanceReplaced(
+                f"another consumer of group {draft.name} has joined with instance_id {instance_id!r}: this one is "
+                "replaced",
+                group=draft.name,
+                field="instance_id",
+                found=instance_id,
+            )
 
 
 def _replace(draft: _Draft, member_id: str) -> None:
@@ -526,7 +556,7 @@ class _Draft:
         """Raises: Rejected, when there is no room for another member or group."""
         if self.is_new and self._group_count >= GROUPS_MAX:
             raise Rejected(
-                f"the shard coordinates {self._group_count} groups; the limit is {GROUPS_MAX}: delete unused groups",
+                f"the shard coordinates {self._group_count} groups; the limit is {GROUPS_MAX}: use fewer names",
                 field="group",
                 limit=GROUPS_MAX,
                 found=self._group_count,

@@ -22,6 +22,8 @@ class JoinRequest(NamedTuple):
     #: kind and expression of the filter of all its topics; both empty: all messages
     filter_kind: str = ""
     expression: str = ""
+    #: it was a member, and was removed: a newer process of its instance keeps its place
+    is_again: bool = False
 
 
 class Beat(NamedTuple):
@@ -71,6 +73,7 @@ def pack_beat(group: str, beat: Beat) -> dict[str, Any]:
             "revoke_ms": facts.revoke_timeout_ms,
             "kind": beat.join.kind,
             "filter": [beat.join.filter_kind, beat.join.expression],
+            "again": beat.join.is_again,
         }
 
     if beat.is_leaving:
@@ -91,7 +94,8 @@ def unpack_beat(fields: Mapping[str, Any]) -> Beat:
             join["session_ms"],
             join["revoke_ms"],
         )
-        join = JoinRequest(facts, join["kind"], *join["filter"])
+        filter_kind, expression = join["filter"]
+        join = JoinRequest(facts, join["kind"], filter_kind, expression, join["again"])
     return Beat(
         fields["member"],
         fields.get("version", 0),

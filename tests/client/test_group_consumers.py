@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raymq.client.consume import consumer as consumer_module
 from raymq.client.consume.async_consumer import AsyncConsumer
 from raymq.client.consume.consumer import Consumer
 from raymq.client.consume.heartbeats import Heartbeats
@@ -273,6 +274,7 @@ def test_an_asynchronous_member_commits_in_its_callback(cluster: FakeCluster, ma
     ("options", "field"),
     [
         ({"session_timeout_s": 0.5}, "session_timeout_s"),
+        ({"session_timeout_s": 3600}, "session_timeout_s"),
         ({"revoke_timeout_s": -1}, "revoke_timeout_s"),
         ({"queues": [0], "instance_id": "i"}, "instance_id"),
         ({"group": None, "on_revoked": print}, "on_revoked"),
@@ -295,3 +297,121 @@ def test_a_consumer_with_queues_cannot_commit_what_a_member_has(make: Make) -> N
     make()
     with pytest.raises(Rejected):
         make(queues=[0]).commit({0: 0})
+
+
+def test_what_poll_has_taken_is_returned_before_its_queue_is_given_up(
+    cluster: FakeCluster, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cluster, 1, b"a", b"b")
+    consumer = make()
+    until(lambda: consumer._assigned.state.ahead[1] > 0, pause)
+    revoked: list[int] = []
+    member = consumer._member
+    assert member is not None
+    member.on_revoked = lambda queues: revoked.append(member.positions().get(1, -1))
+
+    real = consumer_module.received_messages
+
+    def revoke_meanwhile(*arguments: Any) -> Any:
+        membership = member.membership
+        with membership._changed:
+            membership._revoke([("t", 1)])
+        return real(*arguments)
+
+    monkeypatch.setattr(consumer_module, "received_messages", revoke_meanwhile)
+    assert [message.body for message in consumer.poll(100, 5)] == [b"a", b"b"]
+    assert revoked == []
+    monkeypatch.setattr(consumer_module, "received_messages", real)
+    consumer.poll(1, 0)
+    assert revoked == [2]
+
+
+def test_an_older_process_that_was_removed_does_not_replace_the_newer_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = make(instance_id="i")
+    with monkeypatch.context() as hanging:
+        stop_heartbeats(older, hanging)
+        newer = make(instance_id="i")
+        until(lambda: queues_of(newer) == [0, 1, 2, 3], pause)
+    member = older._member
+    assert member is not None
+    member.membership.due_ms = 0
+    member.membership._heartbeats.wake()
+    with pytest.raises(Fenced, match="instance_id 'i'"):
+        until(lambda: False, lambda: older.poll(1, 0.1))
+    until(lambda: queues_of(newer) == [0, 1, 2, 3], pause)
+
+
+def test_a_consumer_with_queues_may_commit_after_the_member_has_closed(
+    cluster: FakeCluster, make: Make
+) -> None:
+    put(cluster, 0, b"a")
+    make().close()
+    other = make(queues=[0])
+    assert len(other.poll(10, 5)) == 1
+    other.commit()
+    assert other.committed() == {0: 1}
+
+
+def test_a_callback_of_an_asynchronous_member_may_use_the_consumer(cluster: FakeCluster) -> None:
+    put(cluster, 0, b"a", b"b")
+
+    async def read() -> list[bytes]:
+        async def on_assigned(queues: list[tuple[str, int]]) -> None:
+            await consumer.seek(0, 1)
+
+        consumer = AsyncConsumer(
+            cluster,  # type: ignore[arg-type]
+            "t",
+            group="g",
+            start="earliest",
+            on_assigned=on_assigned,
+        )
+        async with consumer:
+            return [message.body for message in await consumer.poll(10, 5)]
+
+    assert asyncio.run(read()) == [b"b"]
+
+
+def test_a_cancelled_poll_of_an_asynchronous_member_leaves_one_step_running(
+    cluster: FakeCluster,
+) -> None:
+    put(cluster, 0, b"a")
+    running: list[int] = []
+    most: list[int] = []
+
+    async def read() -> None:
+        async def on_assigned(queues: list[tuple[str, int]]) -> None:
+            running.append(1)
+            most.append(len(running))
+            await asyncio.sleep(0.2)
+            running.pop()
+
+        consumer = AsyncConsumer(
+            cluster,  # type: ignore[arg-type]
+            "t",
+            group="g",
+            start="earliest",
+            on_assigned=on_assigned,
+        )
+        async with consumer:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(consumer.poll(10, 5), 0.05)
+            assert [message.body for message in await consumer.poll(10, 5)] == [b"a"]
+
+    asyncio.run(read())
+    assert most == [1]
+
+
+def test_a_queue_that_not_every_shard_shows_yet_is_read_later(
+    cluster: FakeCluster, make: Make
+) -> None:
+    consumer = make()
+    more = TopicInfo("t", 6, (0, 1), former_queues=(QUEUES,))
+    coordinator = consumer._member.membership._coordinator  # type: ignore[union-attr]
+    cluster.backends[coordinator].state.topics["t"] = more
+    until(lambda: consumer.poll(1, 0.05) == [] and len(queues_of(consumer)) >= QUEUES, pause)
+    for backend in cluster.backends:
+        backend.state.topics["t"] = more
+    until(lambda: queues_of(consumer) == [0, 1, 2, 3, 4, 5], lambda: consumer.poll(1, 0.05))

@@ -339,6 +339,8 @@ class FakeBackend:
             return self.groups.beat(args["beats"])
         if op == "claim_queues":
             return self.groups.claim(**args)
+        if op == "release_claims":
+            return self.groups.release(**args)
         if op == "offsets":
             table = self.state.offsets.get((args["group"], args["topic"]), {})
             return {str(q): o for q, o in table.items()}

@@ -67,6 +67,15 @@ class FakeGroups:
                 "fenced": {str(each): list(claim) for each, claim in refused.items()},
             }
 
+    def release(
+        self, group: str, topic: str, member: str, numbers: dict[str, int]
+    ) -> dict[str, Any]:
+        with self._lock:
+            wanted = {int(queue_id): number for queue_id, number in numbers.items()}
+            released = self.claims.plan_release(group, topic, member, wanted)
+            self.claims.apply(CLAIM, claim_value(group, topic, released))
+            return {}
+
     def commit(
         self,
         group: str,

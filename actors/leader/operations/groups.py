@@ -52,6 +52,17 @@ def claim_queues(
     }
 
 
+def release_claims(
+    leader: LeaderScope, group: str, topic: str, member: str, numbers: dict[int, int]
+) -> dict[str, object]:
+    """End the claims of a member that leaves its group."""
+    leader.check_serving()
+    check_group_name(group)
+    topic_of(leader, topic)
+    leader.groups.release(group, topic, member, numbers)
+    return {}
+
+
 def groups(leader: LeaderScope) -> dict[str, object]:
     """Find the groups that this shard coordinates, each with its number of members, and those with offsets here."""
     leader.await_check()
@@ -78,17 +89,19 @@ def fenced_queues(refused: dict[int, Claim]) -> dict[str, list[object]]:
     return {str(queue_id): [claim.number, claim.member_id] for queue_id, claim in refused.items()}
 
 
+_CLAIMS = {
+    "group": call_arguments.check_name,
+    "topic": call_arguments.check_name,
+    "member": unnamed(check_member),
+    "numbers": lambda field, value: call_arguments.check_offsets(value, 1),
+}
+
 OPERATIONS = {
     "find_coordinator": operation(find_coordinator, group=call_arguments.check_name),
     "groups": operation(groups),
     "describe_group": operation(describe_group, group=call_arguments.check_name),
     "group_topics": operation(group_topics, group=call_arguments.check_name),
     "group_beat": operation(group_beat, beats=unnamed(check_beats)),
-    "claim_queues": operation(
-        claim_queues,
-        group=call_arguments.check_name,
-        topic=call_arguments.check_name,
-        member=unnamed(check_member),
-        numbers=lambda field, value: call_arguments.check_offsets(value, 1),
-    ),
+    "claim_queues": operation(claim_queues, **_CLAIMS),
+    "release_claims": operation(release_claims, **_CLAIMS),
 }
