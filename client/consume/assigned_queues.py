@@ -106,6 +106,7 @@ class AssignedQueues:
                 self._readers[shard].queues.remove(queue_id)
                 left[queue_id] = self.positions.pop(queue_id)
                 del self._shards[queue_id]
+
             for shard in set(shards.values()):
                 # What it asks for now may wait for these queues alone.
                 self._readers[shard].restart()

@@ -469,11 +469,13 @@ class Consumer(OpenClient):
                 return None
             if self.steps_by_itself and not ready_only:
                 member.step()
+
             left_s = max(0.0, deadline_s - self._clock.monotonic())
             wait = None if left_s == math.inf else left_s
             fetched = self._assigned.take(
                 taken, max_records, wait, ready_only=ready_only, is_over=lambda: member.has_news
             )
+
             if fetched is not None:
                 if member.may_return(fetched.queue_id):
                     return fetched

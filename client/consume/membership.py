@@ -199,11 +199,13 @@ class Membership:
                     return
                 member = self._member
                 wanted, version = member.to_claim(), member.version
+
             try:
                 failed = self._claim(member, wanted, version)
             except BaseException as error:
                 # Without this thread no further queue would be read.
                 failed = error if isinstance(error, RayMQError) else Bug(f"claims: {error!r}")
+
             with self._changed:
                 if failed is None and self._member.to_claim() == wanted:
                     # The member cannot know its queues now.

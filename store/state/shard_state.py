@@ -182,6 +182,7 @@ class ShardState:
         self._parts = SnapshotParts()
         #: topic -> shown queues, and the number of changes of topics before it was made
         self._queue_counts: tuple[int, dict[str, int]] = (-1, {})
+
         self._topic_changes += 1
         for part in self._state_parts:
             part.clear()

@@ -13,6 +13,7 @@ from raymq.client.consume import consumer as consumer_module
 from raymq.client.consume.async_consumer import AsyncConsumer
 from raymq.client.consume.consumer import Consumer
 from raymq.client.consume.heartbeats import Heartbeats
+from raymq.client.messages.received import received_messages
 from raymq.store.base.errors import Fenced, Rejected
 from raymq.store.records.requests import PutRequest
 from raymq.store.state.shard_state import TopicInfo
@@ -310,18 +311,16 @@ def test_what_poll_has_taken_is_returned_before_its_queue_is_given_up(
     assert member is not None
     member.on_revoked = lambda queues: revoked.append(member.positions().get(1, -1))
 
-    real = consumer_module.received_messages
-
     def revoke_meanwhile(*arguments: Any) -> Any:
         membership = member.membership
         with membership._changed:
             membership._revoke([("t", 1)])
-        return real(*arguments)
+        return received_messages(*arguments)
 
     monkeypatch.setattr(consumer_module, "received_messages", revoke_meanwhile)
     assert [message.body for message in consumer.poll(100, 5)] == [b"a", b"b"]
     assert revoked == []
-    monkeypatch.setattr(consumer_module, "received_messages", real)
+    monkeypatch.setattr(consumer_module, "received_messages", received_messages)
     consumer.poll(1, 0)
     assert revoked == [2]
 
