@@ -245,7 +245,7 @@ class GroupService:
         return refused
 
     def commit_unclaimed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Store offsets of a consumer that is no member.
+        """Store offsets of a consumer that is not a member.
 
         Raises: Rejected for a queue that a member of the group has. Nothing was stored.
         """

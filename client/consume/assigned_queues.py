@@ -111,7 +111,7 @@ class AssignedQueues:
                 # What it asks for now may wait for these queues alone.
                 self._readers[shard].restart()
                 if not self._readers[shard].queues:
-                    # Whether it answers is no matter of this consumer any more.
+                    # This consumer does not need it any more.
                     state.down.pop(shard, None)
             state.notify()
         return left

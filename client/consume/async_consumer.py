@@ -69,7 +69,7 @@ class AsyncConsumer(OpenClient):
             refused if some queue has no committed offset.
         queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
             member; also those that the topic gets later: from their first message, at most 30 s later. A group that
-            was away begins those at their first message, too. A consumer with `queues` is no member of its group: it
+            was away begins those at their first message, too. A consumer with `queues` does not join its group: it
             shares nothing, and its commit is refused while a member has the queue.
         fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
         fetch_records: messages per fetch (default 10,000).

@@ -82,7 +82,7 @@ class Consumer(OpenClient):
             refused if some queue has no committed offset.
         queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
             member; also those that the topic gets later: from their first message, at most 30 s later. A group that
-            was away begins those at their first message, too. A consumer with `queues` is no member of its group: it
+            was away begins those at their first message, too. A consumer with `queues` does not join its group: it
             shares nothing, and its commit is refused while a member has the queue.
         fetch_bytes: bytes per fetch (default 4 MiB). Up to one fetch per shard is held in memory.
         fetch_records: messages per fetch (default 10,000).
@@ -170,7 +170,7 @@ class Consumer(OpenClient):
             read_from=config.read_from,
             unavailable_timeout_ms=config.unavailable_timeout_ms,
         )
-        #: None: the consumer is no member of a group
+        #: None: the consumer has joined no group
         self._member: MemberQueues | None = None
         #: the asynchronous consumer lets its own loop do what the membership asks for
         self.steps_by_itself = True
@@ -488,7 +488,7 @@ class Consumer(OpenClient):
     def assignment(self) -> dict[tuple[str, int], int]:
         """(topic, queue id) -> number of the grant, of a member's queues. Empty while it cannot know them.
 
-        The number is never used again. A consumer that is no member has 0 for each queue.
+        The number is never used again. A consumer without membership has 0 for each queue.
         """
         if self._member is None:
             return {(self.topic, queue_id): 0 for queue_id in self.positions()}
@@ -589,7 +589,7 @@ class Consumer(OpenClient):
         Durable: as an acknowledged message.
 
         Raises:
-            Rejected: the consumer has no group; or it is no member, and a member has a queue.
+            Rejected: the consumer has no group; or it has named `queues`, and a member has one of them.
             Fenced: another member has some of the queues now. The offsets of the others are stored.
             OffsetOutOfRange: a queue does not hold its offset. None of that shard's offsets is stored then.
             Unavailable: a shard does not answer.

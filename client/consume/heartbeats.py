@@ -84,7 +84,7 @@ class Heartbeats:
             self._changed.notify_all()
 
     def join_if_over(self) -> None:
-        """Wait for the thread, if there is no member any more."""
+        """Wait for the thread, after the last member has gone."""
         if not self._senders:
             join_at_close(self._thread, self._routes.transport)
 
@@ -102,7 +102,7 @@ class Heartbeats:
                 return
 
     def _await_due(self) -> list[HeartbeatSender]:
-        """The members whose heartbeats are due. None of them: there is no member any more."""
+        """The members whose heartbeats are due. None: all members have gone."""
         with self._changed:
             while True:
                 # Those that were abandoned have said so without a lock.

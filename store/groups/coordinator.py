@@ -547,13 +547,13 @@ class _Draft:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the log has to be told."""
+        """Whether the step needs a record."""
         return (
             self.is_new or self.facts != self._before.facts or self.members != self._before.members
         )
 
     def check_room(self) -> None:
-        """Raises: Rejected, when there is no room for another member or group."""
+        """Raises: Rejected, when a limit of members or groups is reached."""
         if self.is_new and self._group_count >= GROUPS_MAX:
             raise Rejected(
                 f"the shard coordinates {self._group_count} groups; the limit is {GROUPS_MAX}: use fewer names",

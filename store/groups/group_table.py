@@ -56,7 +56,8 @@ class GroupTable:
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The whole state as records: applied to an empty table, they make this one."""
-        yield GROUP, {"number": self.number}
+        if self.number:
+            yield GROUP, {"number": self.number}
         for name, group in self.groups.items():
             yield GROUP, group_value(name, group.facts, self.number)
             if group.members or group.former:
