@@ -123,12 +123,11 @@ class GroupService:
             gathering.is_done.set()
 
     def _answer_round(self, gathering: _Round) -> None:
-        appended = needs_check = False
+        needs_check = False
         with self._step_lock:
             for group, beats in gathering.beats.items():
                 step = self._step(group, beats)
                 gathering.answers[group] = self._coordinator.answers(step)
-                appended |= bool(step.records)
                 needs_check |= not step.records
             end = self._end
 

@@ -100,8 +100,8 @@ class MemberQueues:
                     self.on_revoked(revoked)
             finally:
                 self.end_revocation(revoked)
-        added, self._unannounced = self._unannounced, []
-        added = sorted({*added, *self.read_claimed()})
+        added = sorted({*self._unannounced, *self.read_claimed()})
+        self._unannounced = []
         if added and self.on_assigned is not None:
             self.on_assigned(added)
         self.check_failure()
@@ -130,6 +130,7 @@ class MemberQueues:
         try:
             if missing:
                 begins |= self._begin(missing)
+            self._assigned.add(begins, self._shard_of)
         except Rejected as error:
             self.membership.fail(error)
             raise
@@ -137,10 +138,10 @@ class MemberQueues:
             # The next call tries again.
             self.membership.return_claimed(claimed)
             raise
-        self._assigned.add(
-            begins, lambda queue_id: _shard_of(self._routes, (self._topic, queue_id))
-        )
         return sorted(claimed)
+
+    def _shard_of(self, queue_id: int) -> int:
+        return _shard_of(self._routes, (self._topic, queue_id))
 
     def check_failure(self) -> None:
         """Raises: why this membership is over."""
@@ -175,9 +176,7 @@ class MemberQueues:
         fenced = set(offsets) - numbers.keys()
         by_shard: dict[int, list[int]] = {}
         for queue_id in sorted(numbers):
-            by_shard.setdefault(_shard_of(self._routes, (self._topic, queue_id)), []).append(
-                queue_id
-            )
+            by_shard.setdefault(self._shard_of(queue_id), []).append(queue_id)
 
         for shard, queues in by_shard.items():
             answer = self._routes.call(
