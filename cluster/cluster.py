@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import raymq
 from raymq.client.arguments import plain_int, takes_options_of
 from raymq.client.consume.consumer_config import ConsumerConfig, ConsumerOptions
+from raymq.client.consume.wanted_topics import Topics
 from raymq.client.handle import STATUS_TIMEOUT_S, ClusterHandle, shards_of
 from raymq.client.produce.producer_config import ProducerConfig, ProducerOptions
 from raymq.client.topics.new_topic import create_topic
@@ -534,8 +535,11 @@ class Cluster(ClusterHandle):
         return raymq.Producer(self, **options)
 
     @takes_options_of(ConsumerConfig)
-    def consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.Consumer:
-        """A Consumer of one topic. `raymq.Consumer` describes the options."""
+    def consumer(self, topic: Topics, **options: Unpack[ConsumerOptions]) -> raymq.Consumer:
+        """A Consumer of a topic, of several, or of all that `raymq.matching(pattern)` names.
+
+        `raymq.Consumer` describes the options.
+        """
         return raymq.Consumer(self, topic, **options)
 
     @takes_options_of(ProducerConfig)
@@ -544,8 +548,10 @@ class Cluster(ClusterHandle):
         return raymq.AsyncProducer(self, **options)
 
     @takes_options_of(ConsumerConfig)
-    def async_consumer(self, topic: str, **options: Unpack[ConsumerOptions]) -> raymq.AsyncConsumer:
-        """An AsyncConsumer of one topic, with the options of `raymq.Consumer`."""
+    def async_consumer(
+        self, topic: Topics, **options: Unpack[ConsumerOptions]
+    ) -> raymq.AsyncConsumer:
+        """An AsyncConsumer of a topic or of several, with the arguments of `raymq.Consumer`."""
         return raymq.AsyncConsumer(self, topic, **options)
 
     def move_leader(self, shard: int, replica: int) -> None:

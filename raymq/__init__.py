@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raymq import errors
     from raymq.client.consume.async_consumer import AsyncConsumer
     from raymq.client.consume.consumer import Consumer
+    from raymq.client.consume.wanted_topics import matching
     from raymq.client.messages.message import Message, Receipt
     from raymq.client.produce.async_producer import AsyncProducer
     from raymq.client.produce.producer import Producer
@@ -50,6 +51,7 @@ __all__ = [
     "at_ms",
     "connect",
     "errors",
+    "matching",
     "start",
 ]
 
@@ -67,6 +69,7 @@ __getattr__ = lazy_names(
         "at_ms": "raymq.client.times",
         "connect": "raymq.cluster.connect",
         "errors": "raymq.errors:",
+        "matching": "raymq.client.consume.wanted_topics",
         "start": "raymq.cluster.start",
     },
 )

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = {
     "raymq": """
         AsyncConsumer AsyncProducer Cluster Consumer Message Producer Queue Receipt __version__ at_ms connect errors
-        start
+        matching start
     """,
     "raymq.data": "TopicSink micro_batches read_topic",
     "raymq.errors": """

@@ -21,6 +21,8 @@ _ANY = 2**128
 FETCH_BYTES_MAX = 64 << 20
 #: characters of a filter
 EXPRESSION_CHARS_MAX = 4096
+#: topics of one fetch
+FETCH_TOPICS_MAX = 1_000
 #: shards of a cluster at most
 SHARDS_MAX = 256
 #: producers that one call may ask for
@@ -186,6 +188,7 @@ def fetch_request(
     wait_ms: object,
     seen_epoch: object = None,
     wanted: object = None,
+    others: object = None,
     *,
     wait_limit_ms: int,
 ) -> FetchRequest:
@@ -201,4 +204,16 @@ def fetch_request(
         min(check_integer("wait_ms", wait_ms, 0, _ANY), wait_limit_ms),
         None if seen_epoch is None else check_integer("seen_epoch", seen_epoch),
         None if wanted is None else check_selector(wanted),
+        None if others is None else _check_others(topic, others),
     )
+
+
+def _check_others(topic: object, others: object) -> dict[str, dict[int, int]]:
+    """The further topics of a fetch. Raises: Rejected."""
+    if type(others) is not dict or len(others) >= FETCH_TOPICS_MAX or topic in others:
+        advice = f"give {{topic: offsets}} of further topics, {FETCH_TOPICS_MAX} altogether"
+        raise wrong_value("others", others, advice, FETCH_TOPICS_MAX)
+    return {
+        check_name("others", name): check_offsets(offsets, -_ANY, _ANY)
+        for name, offsets in others.items()
+    }

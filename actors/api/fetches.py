@@ -1,9 +1,10 @@
 """A fetch and its answer as a client and a shard exchange them, whatever carries them.
 
     request  {"topic", "offsets": {queue: offset}, "max_bytes", "max_records", "wait_ms"}; with "seen_epoch" any replica
-             may answer, with "wanted": [kind, expression] it looks only for these messages
+             may answer, with "wanted": [kind, expression] it looks only for these messages. "others": {topic: offsets}
+             reads further topics
     answer   per queue {"queue", "first_offset", "next_offset", "min_offset", "max_offset"} and the records, or
-             {"queue", "error"}. After "seen_epoch" also "epoch"
+             {"queue", "error"}. After "seen_epoch" also "epoch", for a further topic also "topic"
 
 A new field of a fetch is added here, to `FetchRequest` and to `fetch_request`, which checks it.
 """
@@ -29,13 +30,19 @@ _OPTIONAL = tuple(FetchRequest._field_defaults)
 def pack_request(request: FetchRequest) -> dict[str, object]:
     """A request as JSON takes it."""
     fields = request._asdict()
-    fields["offsets"] = {str(queue): offset for queue, offset in request.offsets.items()}
+    fields["offsets"] = _offsets_value(request.offsets)
+    if request.others is not None:
+        fields["others"] = {topic: _offsets_value(own) for topic, own in request.others.items()}
     if request.wanted is not None:
         fields["wanted"] = list(request.wanted)
     for name in _OPTIONAL:
         if fields[name] is None:
             del fields[name]
     return fields
+
+
+def _offsets_value(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(queue): offset for queue, offset in offsets.items()}
 
 
 def unpack_request(fields: Mapping[str, object], *, wait_limit_ms: int) -> FetchRequest:
@@ -51,6 +58,8 @@ def unpack_request(fields: Mapping[str, object], *, wait_limit_ms: int) -> Fetch
 def pack_slice(part: FetchSlice) -> tuple[dict[str, object], pa.Array | None]:
     """The head of a queue's answer, and its records or None."""
     head: dict[str, Any] = {"queue": part.queue_id}
+    if part.topic:
+        head["topic"] = part.topic
     if part.error is not None or part.records is None:
         error = part.error or Bug("a slice has neither records nor an error")
         return {**head, "error": to_wire(error)}, None
@@ -62,10 +71,11 @@ def pack_slice(part: FetchSlice) -> tuple[dict[str, object], pa.Array | None]:
 
 def unpack_slice(head: dict[str, Any], records: pa.Array | None) -> FetchSlice:
     """The inverse of `pack_slice`. Raises: KeyError, TypeError, ValueError for another head."""
-    queue_id = int(head["queue"])
+    queue_id, topic = int(head["queue"]), str(head.get("topic", ""))
     if "error" in head:
-        return FetchSlice(queue_id, -1, -1, -1, -1, None, from_wire(head["error"]))
+        error = from_wire(head["error"])
+        return FetchSlice(queue_id, -1, -1, -1, -1, None, error, topic=topic)
     ends = {name: head[name] for name in _ENDS}
     return FetchSlice(
-        queue_id, **ends, records=records, error=None, epoch=int(head.get("epoch", 0))
+        queue_id, **ends, records=records, error=None, epoch=int(head.get("epoch", 0)), topic=topic
     )

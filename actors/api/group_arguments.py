@@ -7,8 +7,8 @@ from typing import Any
 
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
-from raymq.store.groups.coordinator import TOPICS_MAX
 from raymq.store.groups.heartbeat import Beat, unpack_beat
+from raymq.store.groups.members import TOPICS_MAX
 from raymq.store.state.topics import QUEUES_MAX
 
 from .call_arguments import check_integer, check_name, check_selector, shown, wrong_value

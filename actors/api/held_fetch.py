@@ -34,7 +34,8 @@ class FetchProgress:
         #: the fetch from there on
         self.request = asked
         self._asked = asked
-        self._looked: dict[int, FetchSlice] = {}
+        #: (topic, queue) -> what was found
+        self._looked: dict[tuple[str, int], FetchSlice] = {}
         #: of `LOOKED_UNITS_MAX` and `LOOKED_MS_MAX`
         self._units = self._took_ms = 0
         #: when the fetch ends, because it has looked in vain (monotonic ms); None: it has not
@@ -51,9 +52,9 @@ class FetchProgress:
             self.ends_ms = now_ms + IN_VAIN_MS
         self._units += sum(part.next_offset - part.first_offset for part in found)
         self._took_ms += now_ms - began_ms
-        self._looked |= {part.queue_id: part for part in found}
-        ends = {part.queue_id: part.next_offset for part in found}
-        self.request = self.request._replace(offsets={**self.request.offsets, **ends})
+        parts = {self._asked.key_of(part): part for part in found}
+        self._looked |= parts
+        self.request = self.request.move({key: part.next_offset for key, part in parts.items()})
         return any(map(_is_found, found)) or (
             now_ms >= self.ends_ms
             or self._units + reader.FILTERED_UNITS > LOOKED_UNITS_MAX
@@ -62,8 +63,8 @@ class FetchProgress:
 
     def answer(self) -> list[FetchSlice]:
         """All that was noted, from the offsets that were asked for."""
-        offsets = self._asked.offsets
-        return [part._replace(first_offset=offsets[queue]) for queue, part in self._looked.items()]
+        offsets = self._asked.queues()
+        return [part._replace(first_offset=offsets[key]) for key, part in self._looked.items()]
 
 
 class HeldFetch:
@@ -90,7 +91,7 @@ class HeldFetch:
         # Before the first look, which finds what came earlier: to look twice would cost more.
         self._release: Callable[[], None] = lambda: None
         if request.wait_ms > 0:
-            self._release = backend.hold(request.topic, request.offsets, notify)
+            self._release = backend.hold(request.queues(), notify)
 
     def __enter__(self) -> HeldFetch:
         return self

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from raymq.store.base.errors import DeliveryUnknown, RayMQError
 from raymq.store.base.status import PutStatus
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
+from raymq.store.state.topics import QueueKey
 
 #: frames of a log stream as they arrive: header and log bytes
 Frames = Iterator[tuple[bytes, Any]]
@@ -91,9 +92,7 @@ class ShardBackend(Protocol):
         Blocks up to `wait_ms` while there are neither records nor errors.
         """
 
-    def hold(
-        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
-    ) -> Callable[[], None]:
+    def hold(self, queues: Iterable[QueueKey], notify: Callable[[], None]) -> Callable[[], None]:
         """Have `notify` called when one of the queues may have got a message, and when the replica changes its role.
 
         Returns: a function that ends this. Args: `notify`: called on any thread, perhaps in vain. It must not block.

@@ -67,8 +67,8 @@ class FollowerReads:
         epoch = self._epoch()
         if epoch < (request.seen_epoch or 0):
             raise _behind(f"it has heard of epoch {epoch} only", request.seen_epoch, epoch)
-        for queue_id, offset in request.offsets.items():
-            self._check_offset(request.topic, queue_id, offset)
+        for key, offset in request.queues().items():
+            self._check_offset(*key, offset)
         return epoch
 
     def _check_sound(self) -> None:

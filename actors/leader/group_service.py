@@ -16,7 +16,9 @@ from raymq.store.groups.claims import Claim, Commit, claim_value
 from raymq.store.groups.coordinator import Coordinator, GroupStep
 from raymq.store.groups.heartbeat import Beat, BeatAnswer
 from raymq.store.groups.members import CLAIM
+from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.requests import AppendedRows
+from raymq.store.state.features import FEATURES, GROUPS_LEVEL, LEVEL, feature_level
 from raymq.store.state.shard_state import OFFSETS, offsets_body
 
 logger = logging.getLogger("raymq.commit_log")
@@ -153,6 +155,7 @@ class GroupService:
 
         if not records:
             return step
+        self._note_level()
         try:
             appended = self._store.inner_put.put_decided(decide)
         except BaseException:
@@ -163,6 +166,12 @@ class GroupService:
         if appended is not None:
             self._end = appended.end_offset
         return step
+
+    def _note_level(self) -> None:
+        """Write the level of the log before its first record of groups. Raises: as `MessageStore.put_inner`."""
+        if feature_level(self._store.state.progress) < GROUPS_LEVEL:
+            self._leader.check_serving()
+            self._store.put_inner([], progress=ServiceProgress(FEATURES, {LEVEL: GROUPS_LEVEL}))
 
     def names(self) -> dict[str, int]:
         """Group -> number of members, of those that this shard coordinates."""
@@ -217,6 +226,7 @@ class GroupService:
         claims, state = self._store.claims, self._store.state
         refused: dict[int, Claim] = {}
         offsets: dict[int, int] = {}
+        self._note_level()
 
         def decide() -> list[tuple[str, bytes]]:
             new, refusals = claims.plan(group, topic, member_id, wanted)

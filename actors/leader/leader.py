@@ -351,10 +351,11 @@ class Leader(ReplicaRole):
 
         self.counters.fetches += 1
         topics = self.store.state.topics
-        info = topics[check_known(request.topic, topics)]
-        for queue_id in request.offsets:
-            if not 0 <= queue_id < info.queues:
-                check_integer("offsets", queue_id, 0, info.queues - 1)
+        for topic, offsets in request.by_topic():
+            info = topics[check_known(topic, topics)]
+            for queue_id in offsets:
+                if not 0 <= queue_id < info.queues:
+                    check_integer("offsets", queue_id, 0, info.queues - 1)
         found = self._dispatcher.fetch(request)
         if any(isinstance(part.error, OffsetOutOfRange) for part in found):
             # The queues of a newer leader may end later.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from raymq.actors.api.held_fetch import LOOK_MS, FetchProgress
 from raymq.actors.shared.failures import ActiveFailures
@@ -213,7 +213,7 @@ class Dispatcher:
     def _hold(self, progress: FetchProgress, began_ms: int, confirmed: int) -> list[FetchSlice]:
         """Read again after each dispatch into the request's queues, until something is found or the time is up."""
         woken = threading.Event()
-        release = self.hold(progress.request.topic, progress.request.offsets, woken.set)
+        release = self.hold(progress.request.queues(), woken.set)
         try:
             while True:
                 woken.clear()
@@ -276,11 +276,9 @@ class Dispatcher:
             self._wake.set()
             self._urgent.set()
 
-    def hold(
-        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
-    ) -> Callable[[], None]:
+    def hold(self, queues: Iterable[QueueKey], notify: Callable[[], None]) -> Callable[[], None]:
         """See `ShardBackend.hold`."""
-        keys = [(topic, queue_id) for queue_id in queues]
+        keys = list(queues)
         with self._lock:
             for key in keys:
                 self._waiting_reads.setdefault(key, set()).add(notify)
@@ -300,10 +298,7 @@ class Dispatcher:
         if self._store.dispatched >= confirmed:
             return False
         ends = self._store.state.next_offsets
-        return any(
-            offset < ends.get((request.topic, queue_id), 0)
-            for queue_id, offset in request.offsets.items()
-        )
+        return any(offset < ends.get(key, 0) for key, offset in request.queues().items())
 
     def expect(self, end: int, *, is_needed: bool) -> None:
         """Messages that end at `end` or before may have been acknowledged, although less is confirmed at present.
@@ -386,24 +381,27 @@ class Dispatcher:
 
     def _read_queues(self, request: FetchRequest) -> list[FetchSlice]:
         slices: list[FetchSlice] = []
-        budget, left = request.max_bytes, len(request.offsets)
+        queues = self._in_turn(request.queues())
+        budget, left = request.max_bytes, len(queues)
         look = None
         if request.wanted is not None:
             over_ms = self._clock.monotonic_ms() + LOOK_MS
             look = LookLimit(reader.FILTERED_UNITS, lambda: self._clock.monotonic_ms() >= over_ms)
 
-        for queue_id, offset in self._in_turn(request):
+        for key, offset in queues:
             # An equal share of what is left: what one queue does not need is for those after it.
             share = max(budget // left, 1)
             left -= 1
             try:
-                fetched = self._read_queue(request, queue_id, offset, share, look)
+                fetched = self._read_queue(request, key, offset, share, look)
             except (OffsetOutOfRange, Corrupt) as error:
-                low, high = self._store.queue_range(request.topic, queue_id)
-                slices.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
+                low, high = self._store.queue_range(*key)
+                part = FetchSlice(key[1], offset, offset, low, high, None, error)
+                slices.append(_with_topic(part, key[0], request))
                 continue
             if fetched.records is not None and fetched.next_offset > offset:
-                slices.append(fetched._replace(first_offset=offset))
+                part = fetched._replace(first_offset=offset)
+                slices.append(_with_topic(part, key[0], request))
                 # Arrow takes long to count bytes, so those of the last queue are not counted.
                 budget -= fetched.records.nbytes if left else 0
                 if budget <= 0:
@@ -416,32 +414,32 @@ class Dispatcher:
 
         return slices
 
-    def _in_turn(self, request: FetchRequest) -> list[tuple[int, int]]:
+    def _in_turn(self, asked: Mapping[QueueKey, int]) -> list[tuple[QueueKey, int]]:
         """The queues of a request with their offsets: those without messages, the first one with some, then the fewest.
 
         So a busy queue does not keep the messages of quiet ones back, and gets the bytes that they do not need. The
         request's first queue changes, so that large messages of others cannot keep one back for ever.
         """
-        queues = list(request.offsets.items())
+        queues = list(asked.items())
         if len(queues) == 1:
             return queues
 
-        counts = {queue: self._messages_of(request.topic, *queue) for queue in queues}
+        counts = {queue: self._messages_of(*queue) for queue in queues}
         filled = [queue for queue in queues if counts[queue] > 0]
         order = [queue for queue in queues if counts[queue] <= 0]
         return [*order, *filled[:1], *sorted(filled[1:], key=counts.__getitem__)]
 
-    def _messages_of(self, topic: str, queue_id: int, offset: int) -> int:
+    def _messages_of(self, key: QueueKey, offset: int) -> int:
         """How many messages a queue has from an offset on; less than 1 also if it cannot be read."""
         try:
-            return self._store.queue_range(topic, queue_id)[1] - offset
+            return self._store.queue_range(*key)[1] - offset
         except (OffsetOutOfRange, Corrupt):
             return 0
 
     def _read_queue(
         self,
         request: FetchRequest,
-        queue_id: int,
+        key: QueueKey,
         offset: int,
         max_bytes: int,
         look: LookLimit | None,
@@ -450,8 +448,7 @@ class Dispatcher:
         wanted = None if request.wanted is None else expression_filter(*request.wanted)
         while True:
             fetched = self._store.fetch(
-                request.topic,
-                queue_id,
+                *key,
                 offset,
                 max_bytes=max_bytes,
                 max_records=request.max_records,
@@ -463,3 +460,8 @@ class Dispatcher:
                 return fetched
             # These units of a foreign store point at nothing, and the next message comes after them.
             offset = fetched.next_offset
+
+
+def _with_topic(part: FetchSlice, topic: str, request: FetchRequest) -> FetchSlice:
+    """A queue's answer, with its topic if the request reads several."""
+    return part if topic == request.topic else part._replace(topic=topic)

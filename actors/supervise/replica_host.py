@@ -25,6 +25,7 @@ from raymq.store.log.commit_log import CommitLog
 from raymq.store.log.flush import PAGE_BYTES
 from raymq.store.log.scrub import Scrub, scrub_of_log, scrub_times_ms
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutRequest
+from raymq.store.state.topics import QueueKey
 
 from .addresses import ClusterAddresses
 from .dispatcher import Dispatcher
@@ -411,11 +412,9 @@ class ReplicaHost:
         """See `ShardBackend.fetch`."""
         return self.roles.role.fetch(request)
 
-    def hold(
-        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
-    ) -> Callable[[], None]:
+    def hold(self, queues: Iterable[QueueKey], notify: Callable[[], None]) -> Callable[[], None]:
         """See `ShardBackend.hold`."""
-        return self.dispatcher.hold(topic, queues, notify)
+        return self.dispatcher.hold(queues, notify)
 
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """See `ShardBackend.call`."""

@@ -13,6 +13,7 @@ from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.state.topics import QueueKey
 
 from .consumer_config import ReadFrom
 from .shard_reader import FetchedRecords, ReadState, ShardReader
@@ -35,14 +36,14 @@ class AssignedQueues:
     ) -> None:
         #: shared with the readers
         self.state = state
-        #: queue_id -> offset of the next message that is taken
-        self.positions: dict[int, int] = {}
+        #: queue -> offset of the next message that is taken
+        self.positions: dict[QueueKey, int] = {}
         self._routes = routes
         self._clock = clock
         self._read_from = read_from
         self._unavailable_timeout_ms = unavailable_timeout_ms
-        #: queue_id -> shard
-        self._shards: dict[int, int] = {}
+        #: queue -> shard
+        self._shards: dict[QueueKey, int] = {}
         #: shard -> the thread that reads its queues
         self._readers: dict[int, ShardReader] = {}
         #: messages of `_iterating_fetched` that `next_message` has not returned yet, in order
@@ -56,29 +57,29 @@ class AssignedQueues:
         """The shards that have some of the queues, or had."""
         return list(self._readers)
 
-    def shard_of(self, queue_id: int) -> int:
+    def shard_of(self, key: QueueKey) -> int:
         """The shard of one of the queues. Raises: Rejected for a queue of another consumer."""
-        if queue_id not in self._shards:
-            queues = sorted(self._shards)
+        if key not in self._shards:
+            shown = _shown(self._shards)
             raise Rejected(
-                f"this consumer reads the queues {queues}, not {queue_id}",
+                f"this consumer reads {shown}, not queue {key[1]} of {key[0]}",
                 field="queue_id",
-                limit=str(queues),
+                limit=shown,
             )
-        return self._shards[queue_id]
+        return self._shards[key]
 
-    def add(self, begins: Mapping[int, int], shard_of: Callable[[int], int]) -> None:
-        """Read further queues. Args: `begins`: queue_id -> offset. `shard_of`: the shard of a queue."""
+    def add(self, begins: Mapping[QueueKey, int], shard_of: Callable[[QueueKey], int]) -> None:
+        """Read further queues. Args: `begins`: queue -> offset. `shard_of`: the shard of a queue."""
         state = self.state
         with state.changed:
             # First: a thread that commits without the lock asks for the shard of each position.
-            self._shards.update({queue_id: shard_of(queue_id) for queue_id in begins})
+            self._shards.update({key: shard_of(key) for key in begins})
             # In place: the thread that takes messages writes other positions without the lock.
             self.positions.update(begins)
             state.fetch_from.update(begins)
             readers = dict(self._readers)
             for shard in sorted(set(map(shard_of, begins))):
-                queues = [queue_id for queue_id in begins if shard_of(queue_id) == shard]
+                queues = [key for key in begins if shard_of(key) == shard]
                 if shard in readers:
                     readers[shard].queues += queues
                     readers[shard].restart()
@@ -89,23 +90,24 @@ class AssignedQueues:
             self._readers = readers
             state.notify()
 
-    def revoke(self, queues: Iterable[int]) -> dict[int, int]:
+    def revoke(self, queues: Iterable[QueueKey]) -> dict[QueueKey, int]:
         """Read some queues no longer, and forget what was read ahead of them.
 
-        Returns: queue_id -> offset after the last message that was taken. Raises: Rejected, and all stay.
+        Returns: queue -> offset after the last message that was taken. Raises: Rejected, and all stay.
         """
         state = self.state
         with state.changed:
-            shards = {queue_id: self.shard_of(queue_id) for queue_id in queues}
+            shards = {key: self.shard_of(key) for key in queues}
             self._give_back()
-            left: dict[int, int] = {}
-            for queue_id, shard in shards.items():
-                self._forget(queue_id, shard)
-                state.fetch_from.pop(queue_id, None)
-                state.chosen.discard(queue_id)
-                self._readers[shard].queues.remove(queue_id)
-                left[queue_id] = self.positions.pop(queue_id)
-                del self._shards[queue_id]
+            left: dict[QueueKey, int] = {}
+            for key, shard in shards.items():
+                self._forget(key, shard)
+                state.fetch_from.pop(key, None)
+                state.chosen.discard(key)
+                state.paused.discard(key)
+                self._readers[shard].queues.remove(key)
+                left[key] = self.positions.pop(key)
+                del self._shards[key]
 
             for shard in set(shards.values()):
                 # What it asks for now may wait for these queues alone.
@@ -116,28 +118,66 @@ class AssignedQueues:
             state.notify()
         return left
 
-    def seek(self, queue_id: int, offset: int, *, is_chosen: bool) -> None:
+    def pause(self, queues: Iterable[QueueKey]) -> None:
+        """Return no messages of some queues until `resume`, and forget what was read ahead of them.
+
+        Raises: Rejected for a queue of another consumer, and none is paused.
+        """
+        state = self.state
+        with state.changed:
+            self.check_open()
+            shards = {key: self.shard_of(key) for key in queues if key not in state.paused}
+            self._give_back()
+            for key, shard in shards.items():
+                has_failed = key not in state.fetch_from
+                failure = state.queue_errors.get(key)
+                self._forget(key, shard)
+                if has_failed and failure is not None:
+                    state.queue_errors[key] = failure
+                else:
+                    state.fetch_from[key] = self.positions[key]
+                state.paused.add(key)
+            for shard in set(shards.values()):
+                # What it asks for now may bring messages of these queues.
+                self._readers[shard].restart()
+                if state.paused.issuperset(self._readers[shard].queues):
+                    state.down.pop(shard, None)
+            state.notify()
+
+    def resume(self, queues: Iterable[QueueKey]) -> None:
+        """Read paused queues again. Raises: Rejected for a queue of another consumer, and none is read."""
+        state = self.state
+        with state.changed:
+            self.check_open()
+            shards = {key: self.shard_of(key) for key in queues}
+            state.paused -= shards.keys()
+            for shard in set(shards.values()):
+                # Its fetch may wait for other queues.
+                self._readers[shard].restart()
+            state.notify()
+
+    def seek(self, key: QueueKey, offset: int, *, is_chosen: bool) -> None:
         """Go on at another offset. Args: `is_chosen`: by the caller; no shard has said that the queue holds it."""
         state = self.state
         with state.changed:
-            shard = self.shard_of(queue_id)
+            shard = self.shard_of(key)
             self._give_back()
-            self._forget(queue_id, shard)
+            self._forget(key, shard)
             if is_chosen:
-                state.chosen.add(queue_id)
-            state.fetch_from[queue_id] = offset
-            self.positions[queue_id] = offset
+                state.chosen.add(key)
+            state.fetch_from[key] = offset
+            self.positions[key] = offset
             self._readers[shard].restart()
             state.notify()
 
-    def _forget(self, queue_id: int, shard: int) -> None:
+    def _forget(self, key: QueueKey, shard: int) -> None:
         """Drop what was read ahead of a queue, and its failure. Needs the lock."""
         state = self.state
-        kept = deque(fetched for fetched in state.unread if fetched.queue_id != queue_id)
+        kept = deque(fetched for fetched in state.unread if fetched.key != key)
         state.ahead[shard] = sum(fetched.shard == shard for fetched in kept)
         state.unread = kept
-        state.queue_errors.pop(queue_id, None)
-        state.behind_since_ms.pop(queue_id, None)
+        state.queue_errors.pop(key, None)
+        state.behind_since_ms.pop(key, None)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -164,7 +204,7 @@ class AssignedQueues:
                 state.changed.wait_for(
                     lambda: (
                         self._has_unread()
-                        or state.queue_errors
+                        or state.queue_errors.keys() - state.paused
                         or state.fatal_error
                         or state.closed
                         or is_over()
@@ -190,7 +230,7 @@ class AssignedQueues:
             else:
                 del state.unread[0]
                 state.ahead[fetched.shard] -= 1
-            self.positions[fetched.queue_id] = fetched.next_offset
+            self.positions[fetched.key] = fetched.next_offset
             taken += (fetched,)
             if rest is not None and self._is_only(rest):
                 # Queues take turns: a busy one does not keep the messages of others back.
@@ -205,12 +245,12 @@ class AssignedQueues:
         state = self.state
         with state.changed:
             for fetched in reversed(taken):
-                if fetched.queue_id not in self._shards:
+                if fetched.key not in self._shards:
                     # It was given up meanwhile.
                     continue
                 state.unread.appendleft(fetched)
                 state.ahead[fetched.shard] += 1
-                self.positions[fetched.queue_id] = fetched.first_offset
+                self.positions[fetched.key] = fetched.first_offset
 
     def next_message(
         self, max_records: int, timeout_s: float | None, *, is_over: Callable[[], bool] = bool
@@ -225,7 +265,7 @@ class AssignedQueues:
         message, is_last = self._iterating[0], len(self._iterating) == 1
         # After the last one also over what a filter did not want.
         after = self._iterating_fetched.next_offset if is_last else message.offset + 1
-        self.positions[message.queue_id] = after
+        self.positions[self._iterating_fetched.key] = after
         # Without a call: an interrupt after it would lose the message.
         del self._iterating[0]
         return message
@@ -241,7 +281,7 @@ class AssignedQueues:
                 return False
             messages = deque(received_messages(fetched.shard, fetched.records))
             # Only returned messages count.
-            self.positions[fetched.queue_id] = fetched.first_offset
+            self.positions[fetched.key] = fetched.first_offset
             self._iterating_fetched, self._iterating = fetched, messages
             return True
         except BaseException:
@@ -249,9 +289,9 @@ class AssignedQueues:
             raise
 
     @property
-    def iterated_queue(self) -> int | None:
+    def iterated_queue(self) -> QueueKey | None:
         """The queue whose messages `next_message` returns without a further `take`; None: there are none."""
-        return self._iterating_fetched.queue_id if self._iterating else None
+        return self._iterating_fetched.key if self._iterating else None
 
     def _give_back(self) -> None:
         """Return the messages that iteration took and did not hand out to `unread`. Needs the lock."""
@@ -270,7 +310,7 @@ class AssignedQueues:
         while state.unread and not len(state.unread[0].records):
             looked = state.unread[0]
             # Without a call, as in `take`.
-            self.positions[looked.queue_id] = looked.next_offset
+            self.positions[looked.key] = looked.next_offset
             del state.unread[0]
             state.ahead[looked.shard] -= 1
             if not state.ahead[looked.shard]:
@@ -279,8 +319,7 @@ class AssignedQueues:
 
     def _is_only(self, fetched: FetchedRecords) -> bool:
         """Whether these are all that is unread of their queue. Needs the lock."""
-        queue_id = fetched.queue_id
-        return sum(each.queue_id == queue_id for each in self.state.unread) == 1
+        return sum(each.key == fetched.key for each in self.state.unread) == 1
 
     def _raise_failure(self) -> None:
         """Raise the failure that this read must report, if there is one. Needs the lock."""
@@ -288,10 +327,10 @@ class AssignedQueues:
         if state.fatal_error is not None:
             raise state.fatal_error
 
-        for queue_id in sorted(state.queue_errors):
+        for key in sorted(state.queue_errors.keys() - state.paused):
             # Records fetched before the failure come first.
-            if not any(fetched.queue_id == queue_id for fetched in state.unread):
-                raise state.queue_errors[queue_id]
+            if not any(fetched.key == key for fetched in state.unread):
+                raise state.queue_errors[key]
 
         now_ms = self._clock.monotonic_ms()
         for shard, (since_ms, error) in state.down.items():
@@ -322,3 +361,11 @@ class AssignedQueues:
         """Wait for the readers, after `end`."""
         for reader in self._readers.values():
             reader.join()
+
+
+def _shown(queues: Iterable[QueueKey]) -> str:
+    """Queues for people."""
+    topics: dict[str, list[int]] = {}
+    for topic, queue_id in sorted(queues):
+        topics.setdefault(topic, []).append(queue_id)
+    return "; ".join(f"the queues {ids} of {topic}" for topic, ids in topics.items()) or "no queue"

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sized
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from typing_extensions import Unpack
@@ -26,6 +26,7 @@ from raymq.store.base.errors import Rejected
 from .consumer import Consumer
 from .consumer_config import ConsumerConfig, ConsumerOptions, QueuesCallback
 from .selector import selector_of
+from .wanted_topics import Topics, WantedTopics
 
 _Found = TypeVar("_Found", bound=Sized)
 
@@ -34,7 +35,7 @@ RECHECK_S = 1.0
 
 
 class AsyncConsumer(OpenClient):
-    """Reads a topic in one event loop, with the methods and options of `raymq.Consumer`, awaited.
+    """Reads a topic, or several, in one event loop, with the methods and options of `raymq.Consumer`, awaited.
 
     It opens with `async with`, or with its first call. One thread per shard reads ahead. A call only takes messages
     that are fetched already, so a cancelled `poll` loses no message and moves no position. One task at a time may use
@@ -58,7 +59,9 @@ class AsyncConsumer(OpenClient):
 
     Args:
         cluster: the cluster to read from.
-        topic: an existing topic.
+        topic: an existing topic; a list of up to 1,000; or `raymq.matching("orders-*")` for all with such names, also
+            those that are made later. With a list or a pattern, queues are named (topic, queue_id) in all arguments and
+            results, instead of queue_id.
         group: the name under which `commit` stores offsets, at most 248 characters; None (default) means that nothing
             can be committed. Consumers with the same group share the topic: each queue is read by one of them, its
             *member*. A member that ends or falls silent loses its queues to the others. To read every message in each
@@ -67,7 +70,7 @@ class AsyncConsumer(OpenClient):
             {queue_id: offset}, or a datetime with a time zone: at the first message that was stored then or later, else
             at the end. A number is an offset, so `raymq.at_ms(ms)` says a time in milliseconds. None (default) is
             refused if some queue has no committed offset.
-        queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
+        queues: the queues to read; None (default) reads all, or with a group those that the group gives to this
             member; also those that the topic gets later: from their first message, at most 30 s later. A group that
             was away begins those at their first message, too. A consumer with `queues` does not join its group: it
             shares nothing, and its commit is refused while a member has the queue.
@@ -85,6 +88,9 @@ class AsyncConsumer(OpenClient):
             1,800). A thread sends heartbeats, so long work between two polls costs no membership.
         revoke_timeout_s: of a member, seconds that it may keep a queue which it has to give to another one (default
             10). It gives queues up in `poll` and iteration. One that takes longer is removed after its session.
+        max_poll_interval_s: of a member, seconds without a call of `poll` or iteration after which it leaves the group
+            (2 to 86,400), so that a program that hangs keeps no queues. Its next poll lets it join again. None
+            (default): it stays while its process lives.
         on_assigned: of a member, called with [(topic, queue_id)...] that it reads from now on, during `poll`. It may be
             a coroutine function.
         on_revoked: of a member, called with [(topic, queue_id)...] that it has to give up. It may be a coroutine
@@ -117,13 +123,15 @@ class AsyncConsumer(OpenClient):
     def __init__(
         self,
         cluster: ClusterHandle,
-        topic: str,
+        topic: Topics,
         *,
         clock: Clock | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         """Note the options. The cluster is first asked by `open`."""
-        self.topic = topic
+        self._topics = topic
+        #: the topic; with several, their names or the pattern
+        self.topic = str(WantedTopics(topic))
         config = ConsumerConfig(**options)
         selector_of(config.tags, config.sql)
         check_hooks(config.hooks)
@@ -198,7 +206,7 @@ class AsyncConsumer(OpenClient):
             options["on_assigned"] = partial(self._call_in_loop, on_assigned)
         if on_revoked is not None:
             options["on_revoked"] = partial(self._call_in_loop, on_revoked)
-        made = self._made = Consumer(self._cluster, self.topic, clock=self._clock, **options)
+        made = self._made = Consumer(self._cluster, self._topics, clock=self._clock, **options)
         # Its calls must not block the loop.
         made.steps_by_itself = False
         if self._closed:
@@ -292,11 +300,11 @@ class AsyncConsumer(OpenClient):
 
     # --- positions --------------------------------------------------------------------------------
 
-    def position(self, queue_id: int) -> int:
+    def position(self, queue_id: int | tuple[str, int]) -> int:
         """The offset of the next message of a queue. Raises: Rejected before the consumer is open."""
         return self._opened().position(queue_id)
 
-    def positions(self) -> dict[int, int]:
+    def positions(self) -> dict[Any, int]:
         """queue_id -> offset of the next message. Raises: Rejected before the consumer is open."""
         return self._opened().positions()
 
@@ -313,17 +321,29 @@ class AsyncConsumer(OpenClient):
         """(topic, queue id) -> number of the grant: `Consumer.assignment`. Raises: Rejected before it is open."""
         return self._opened().assignment()
 
-    async def seek(self, queue_id: int, offset: int | str) -> None:
+    async def seek(self, queue_id: int | tuple[str, int], offset: int | str) -> None:
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
         consumer = await self._open()
         await asyncio.to_thread(consumer.seek, queue_id, offset)
 
-    async def seek_time(self, time: Time) -> dict[int, int]:
+    async def seek_time(self, time: Time) -> dict[Any, int]:
         """Continue each queue from the first message that was stored at a time or later, as `Consumer.seek_time`."""
         consumer = await self._open()
         return await asyncio.to_thread(consumer.seek_time, time)
 
-    async def commit(self, offsets: Mapping[int, int] | None = None) -> None:
+    async def pause(self, queues: Iterable[int | tuple[str, int]] | None = None) -> None:
+        """Return no messages of some queues until `resume`, as `Consumer.pause`."""
+        (await self._open()).pause(queues)
+
+    async def resume(self, queues: Iterable[int | tuple[str, int]] | None = None) -> None:
+        """Return messages of paused queues again, as `Consumer.resume`."""
+        (await self._open()).resume(queues)
+
+    def paused(self) -> list[tuple[str, int]]:
+        """The queues that are paused, as (topic, queue id). Raises: Rejected before the consumer is open."""
+        return self._opened().paused()
+
+    async def commit(self, offsets: Mapping[Any, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
 
         Cancelling the wait does not cancel the commit. Durable: as an acknowledged message.
@@ -346,7 +366,7 @@ class AsyncConsumer(OpenClient):
         consumer = await self._open()
         return await asyncio.to_thread(consumer.send_back, message, delay_level=delay_level)
 
-    async def committed(self) -> dict[int, int]:
+    async def committed(self) -> dict[Any, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""
         consumer = await self._open()
         return await asyncio.to_thread(consumer.committed)

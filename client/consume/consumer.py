@@ -1,14 +1,12 @@
-"""The consumer of one topic: reads queues in order, from given or committed offsets."""
+"""The consumer: reads queues of topics in order, from given or committed offsets."""
 
 from __future__ import annotations
 
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import pyarrow as pa
@@ -27,15 +25,17 @@ from raymq.client.handle import ClusterHandle
 from raymq.client.hooks import Hooks
 from raymq.client.messages.columns import message_batch, value_batch, value_schema
 from raymq.client.messages.received import ReceivedMessage, received_messages
+from raymq.client.messages.topic_values import TopicValues
 from raymq.client.times import Time, check_time
 from raymq.client.topics.add_queues import add_queues
 from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.routes import Routes
+from raymq.client.transport.topic_routes import TopicRoute
 from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, TopicWithOtherQueues
 from raymq.store.base.format import check_group_name
-from raymq.store.state.topics import dlq_topic, retry_topic
+from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic
 
 from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, ConsumerOptions, Start
@@ -43,14 +43,15 @@ from .member_queues import MemberQueues
 from .offsets_by_time import ask_offsets
 from .selector import selector_of
 from .shard_reader import FetchedRecords, ReadState
+from .start_offsets import StartOffsets
+from .wanted_topics import Topics, WantedTopics
 
 #: messages that iteration takes at a time
 ITERATED_TOGETHER = 500
-_START_HELP = "start='earliest', 'latest', a datetime, an offset, or {queue_id: offset}"
 
 
 class Consumer(OpenClient):
-    """Reads a topic, all queues or some, in offset order per queue. `Cluster.consumer` makes one.
+    """Reads a topic or several, all queues or some, in offset order per queue. `Cluster.consumer` makes one.
 
     Each queue is read from the group's committed offset, else from `start`. One thread per shard reads ahead, at most
     one fetch. `poll` and iteration return messages, `poll_batch` Arrow columns. Offsets are committed only by
@@ -71,7 +72,9 @@ class Consumer(OpenClient):
 
     Args:
         cluster: the cluster to read from.
-        topic: an existing topic.
+        topic: an existing topic; a list of up to 1,000; or `raymq.matching("orders-*")` for all with such names, also
+            those that are made later. With a list or a pattern, queues are named (topic, queue_id) in all arguments and
+            results, instead of queue_id.
         group: the name under which `commit` stores offsets, at most 248 characters; None (default) means that nothing
             can be committed. Consumers with the same group share the topic: each queue is read by one of them, its
             *member*. A member that ends or falls silent loses its queues to the others. To read every message in each
@@ -80,7 +83,7 @@ class Consumer(OpenClient):
             {queue_id: offset}, or a datetime with a time zone: at the first message that was stored then or later, else
             at the end. A number is an offset, so `raymq.at_ms(ms)` says a time in milliseconds. None (default) is
             refused if some queue has no committed offset.
-        queues: the queue ids to read; None (default) reads all, or with a group those that the group gives to this
+        queues: the queues to read; None (default) reads all, or with a group those that the group gives to this
             member; also those that the topic gets later: from their first message, at most 30 s later. A group that
             was away begins those at their first message, too. A consumer with `queues` does not join its group: it
             shares nothing, and its commit is refused while a member has the queue.
@@ -98,6 +101,9 @@ class Consumer(OpenClient):
             1,800). A thread sends heartbeats, so long work between two polls costs no membership.
         revoke_timeout_s: of a member, seconds that it may keep a queue which it has to give to another one (default
             10). It gives queues up in `poll` and iteration. One that takes longer is removed after its session.
+        max_poll_interval_s: of a member, seconds without a call of `poll` or iteration after which it leaves the group
+            (2 to 86,400), so that a program that hangs keeps no queues. Its next poll lets it join again. None
+            (default): it stays while its process lives.
         on_assigned: of a member, called with [(topic, queue_id)...] that it reads from now on, in the thread of `poll`.
         on_revoked: of a member, called with [(topic, queue_id)...] that it has to give up. It may commit.
         tags: only messages with one of these tags, as in "new || paid"; None (default): all. The shard looks at the
@@ -131,7 +137,7 @@ class Consumer(OpenClient):
     def __init__(
         self,
         cluster: ClusterHandle,
-        topic: str,
+        topic: Topics,
         *,
         clock: Clock | None = None,
         **options: Unpack[ConsumerOptions],
@@ -142,7 +148,9 @@ class Consumer(OpenClient):
         if config.group is not None:
             check_group_name(config.group)
 
-        self.topic = topic
+        self._wanted = WantedTopics(topic)
+        #: the topic; with several, their names or the pattern
+        self.topic = str(self._wanted)
         self.group = config.group
         self._hooks = Hooks.of(config.hooks)
         #: messages that the program got, and for which the hooks wait to be called again
@@ -156,12 +164,14 @@ class Consumer(OpenClient):
         self._retry_shards: set[int] = set()
 
         self._routes = Routes.of(cluster)
-        self._route = self._routes.topics.find(topic)
-        #: the columns of `poll_batch` stay as they are
-        self._values = self._route.values
-        state = ReadState(
-            topic, config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms
-        )
+        self._starts = StartOffsets(self._routes, config.group)
+        #: topic -> its queues that are read, if that are all
+        self._queue_counts: dict[str, int] = {}
+        #: topic -> how its messages are typed. The columns of `poll_batch` stay as they are
+        self._values: dict[str, TopicValues] = {}
+        if self._wanted.single is not None:
+            self._values_of(self._wanted.single)
+        state = ReadState(config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms)
         state.selector = selector_of(config.tags, config.sql)
         self._assigned = AssignedQueues(
             self._routes,
@@ -185,108 +195,85 @@ class Consumer(OpenClient):
 
     def _read_fixed(self, config: ConsumerConfig) -> None:
         """Read the queues that the caller names, or all."""
-        queues = range(self._route.queues) if config.queues is None else config.queues
-        if not list(queues):
-            raise Rejected("queues is empty; name some, or leave it out", field="queues", limit="1")
-        shards = sorted({self._route.shard_of(queue_id) for queue_id in queues})
-        # The wire takes no other integers, such as numpy's.
-        wanted = list(map(int, queues))
-
-        state = self._assigned.state
-        begins = self._begin(wanted, shards, config.start, state.chosen)
+        topics = self._routes.topics
+        wanted = self._wanted
+        names = topics.matching(wanted.has) if wanted.pattern else wanted.names
+        routes = [topics.find(name) for name in names]
         if config.queues is None:
-            state.look_for_queues = partial(self._routes.topics.look_for_queues, self._weakly())
-        self._assigned.add({each: begins[each] for each in wanted}, self._route.shard_of)
+            self._queue_counts = {route.name: route.queues for route in routes}
+            keys = [(route.name, each) for route in routes for each in range(route.queues)]
+        else:
+            # The wire takes no other integers, such as numpy's.
+            keys = [(key[0], plain_int(key[1])) for key in map(self._key_of, config.queues)]
+            if not keys:
+                raise Rejected(
+                    "queues is empty; name some, or leave it out", field="queues", limit="1"
+                )
+
+        begins = self._begin(keys, config.start)
+        if config.queues is None:
+            look = partial(topics.look_for_queues, self._weakly())
+            self._assigned.state.look_for_queues = look
+        self._assigned.add(begins, self._shard_of)
 
     def _join(self, config: ConsumerConfig, clock: Clock | None) -> None:
         """Become a member of the group, and wait for its first queues."""
+        for name in self._wanted.names:
+            # The group would wait for a topic that does not exist.
+            self._routes.topics.find(name)
 
         # A strong reference would keep a dropped consumer, and its queues.
-        weak = weakref.WeakMethod(self._begin_claimed)
+        weak = weakref.WeakMethod(self._begin)
 
-        def begin(queues: list[int]) -> dict[int, int]:
+        def begin(keys: list[QueueKey]) -> dict[QueueKey, int]:
             begin_claimed = weak()
-            return {} if begin_claimed is None else begin_claimed(queues, config.start)
+            return {} if begin_claimed is None else begin_claimed(keys, config.start)
 
-        self._member = MemberQueues(self._routes, self.topic, self._assigned, config, clock, begin)
+        subscription = self._wanted.subscription()
+        self._member = MemberQueues(
+            self._routes, subscription, self._assigned, config, clock, begin
+        )
         try:
             self._member.await_first(config.unavailable_timeout_ms)
         except BaseException:
             self._member.leave(keeps_place=False)
             raise
 
-    def _begin_claimed(self, queues: list[int], start: Start) -> dict[int, int]:
-        """Where queues without a committed offset begin, which the group gave to this member."""
-        self._route = self._routes.topics.find(self.topic)
-        shards = sorted({self._route.shard_of(queue_id) for queue_id in queues})
-        return self._begin(queues, shards, start, self._assigned.state.chosen)
+    # --- topics and queues ------------------------------------------------------------------------
 
-    # --- where to begin ---------------------------------------------------------------------------
+    def _begin(self, keys: Iterable[QueueKey], start: Start) -> dict[QueueKey, int]:
+        """Where queues begin, the committed offsets first. Raises: Rejected, Unavailable."""
+        begins: dict[QueueKey, int] = {}
+        topics: dict[str, list[int]] = {}
+        for topic, queue_id in keys:
+            topics.setdefault(topic, []).append(queue_id)
+        for topic, queues in topics.items():
+            route = self._routes.topics.find(topic)
+            found = self._starts.begin(route, queues, start)
+            begins.update({(topic, each): offset for each, offset in found.offsets.items()})
+            self._assigned.state.chosen.update((topic, each) for each in found.chosen)
+        return {key: begins[key] for key in keys}
 
-    def _begin(
-        self, queues: list[int], shards: list[int], start: Start, chosen: set[int]
-    ) -> dict[int, int]:
-        """queue_id -> offset where each queue begins. Args: `chosen`: gets those whose offset the caller chose."""
-        has_more = self._route.queues > self._route.first_queues
-        asked = sorted(set(self._route.shards)) if has_more else shards
-        committed = self._committed(asked) if self.group is not None else {}
-        found = {queue_id: committed[queue_id] for queue_id in queues if queue_id in committed}
-        if committed:
-            # The group, if not this consumer of it, has read the topic before it got these queues.
-            added = [each for each in queues if each >= self._route.first_queues]
-            found = self._first_offsets(added) | found
-        missing = [queue_id for queue_id in queues if queue_id not in found]
-        if not missing:
-            return found
+    def _shard_of(self, key: QueueKey) -> int:
+        return self._routes.topics.find(key[0]).shard_of(key[1])
 
-        if start in ("earliest", "latest"):
-            ranges = self._ranges(sorted({self._route.shard_of(queue_id) for queue_id in missing}))
-            side = 0 if start == "earliest" else 1
-            return found | {queue_id: ranges[queue_id][side] for queue_id in missing}
-        if isinstance(start, datetime):
-            times = dict.fromkeys(missing, check_time("start", start))
-            return found | ask_offsets(self._routes.call, self.topic, self._route.shard_of, times)
-        chosen.update(missing)
-        start = plain_int(start)
-        if isinstance(start, int):
-            check_offsets(dict.fromkeys(missing, start))
-            return found | dict.fromkeys(missing, start)
-        if isinstance(start, Mapping) and all(queue_id in start for queue_id in missing):
-            check_offsets({queue_id: start[queue_id] for queue_id in missing})
-            return found | {queue_id: int(start[queue_id]) for queue_id in missing}
-
-        if isinstance(start, Mapping):
-            texts = [each for each in start if not isinstance(each, Integral)]
-            fault = f"names the queues {sorted(start, key=str)}, and lacks some of {missing}"
-            if texts:
-                fault = (
-                    f"has the key {texts[0]!r}, a {type(texts[0]).__name__}; queue ids are numbers"
-                )
+    def _key_of(self, queue: int | QueueKey) -> QueueKey:
+        """The queue that a caller names by its id, or with several topics by (topic, id). Raises: Rejected."""
+        if isinstance(queue, tuple):
+            return queue
+        if self._wanted.single is None:
             raise Rejected(
-                f"start {fault}: give {{queue_id: offset}} with each of {missing}, or 'earliest' or 'latest'",
-                field="start",
-                limit=_START_HELP,
+                f"this consumer reads {self.topic}: name a queue as (topic, queue_id), not {queue!r}",
+                field="queue_id",
+                limit="(topic, queue_id)",
             )
-        why = "there is no group" if self.group is None else f"group {self.group!r} has no offset"
-        raise Rejected(
-            f"{why} for the queues {missing} of {self.topic}, and start is {start!r}: use {_START_HELP}",
-            field="start",
-            limit=_START_HELP,
-        )
+        return self._wanted.single, queue
 
-    def _ranges(self, shards: list[int]) -> dict[int, tuple[int, int]]:
-        found: dict[int, tuple[int, int]] = {}
-        for shard in shards:
-            answer = self._routes.call(shard, "queue_ranges", {"topic": self.topic})
-            found.update({int(queue_id): (low, high) for queue_id, (low, high) in answer.items()})
-        return found
-
-    def _first_offsets(self, queues: list[int]) -> dict[int, int]:
-        """queue_id -> offset of the first message of each of these queues."""
-        if not queues:
-            return {}
-        ranges = self._ranges(sorted(set(map(self._route.shard_of, queues))))
-        return {queue_id: ranges[queue_id][0] for queue_id in queues}
+    def _named(self, values: Mapping[QueueKey, int]) -> dict[Any, int]:
+        """The same with the queues' ids as keys, unless there may be several topics."""
+        if self._wanted.single is None:
+            return dict(values)
+        return {queue_id: value for (_, queue_id), value in values.items()}
 
     def _weakly(self) -> Callable[[], None]:
         """A call of `_read_added` that does not keep this consumer alive: readers run until it is collected."""
@@ -300,24 +287,31 @@ class Consumer(OpenClient):
         return call
 
     def _read_added(self) -> None:
-        """Read the queues that were added to the topic, from their first message or where the group was.
+        """Read the queues that topics have got since, from their first message or where the group was.
 
         Callers: a thread of the routes. Raises: RayMQError; it is called again.
         """
-        route = self._routes.topics.cached(self.topic)
-        if route is None or route.queues == self._route.queues or forks.count != self._forks:
+        if forks.count != self._forks:
             return
-        added = list(range(self._route.queues, route.queues))
-        shards = sorted({route.shard_of(queue_id) for queue_id in added})
-        committed = self._committed(shards) if self.group is not None else {}
-        begins = {queue_id: committed.get(queue_id, 0) for queue_id in added}
+        for route in self._routes.topics.known():
+            first = self._queue_counts.get(route.name, 0)
+            if route.queues > first and self._wanted.has(route.name):
+                self._read_added_to(route, first)
+
+    def _read_added_to(self, route: TopicRoute, first: int) -> None:
+        """Args: `first`: the first queue that is not read yet."""
+        added = list(range(first, route.queues))
+        committed: dict[int, int] = {}
+        if self.group is not None:
+            committed = self._starts.committed(route.name, map(route.shard_of, added))
+        begins = {(route.name, queue_id): committed.get(queue_id, 0) for queue_id in added}
 
         state = self._assigned.state
         with state.changed:
-            if state.closed or route.queues == self._route.queues:
+            if state.closed or self._queue_counts.get(route.name, 0) != first:
                 return
-            self._assigned.add(begins, route.shard_of)
-            self._route = route
+            self._assigned.add(begins, lambda key: route.shard_of(key[1]))
+            self._queue_counts[route.name] = route.queues
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -361,12 +355,21 @@ class Consumer(OpenClient):
         try:
             fetched = self._take(taken, max_records, timeout)
             if fetched is None:
-                return pa.RecordBatch.from_pylist([], schema=value_schema(self._values))
-            return value_batch(message_batch(fetched.shard, fetched.records), self._values)
+                single = self._wanted.single
+                values = TopicValues("") if single is None else self._values_of(single)
+                return pa.RecordBatch.from_pylist([], schema=value_schema(values))
+            values = self._values_of(fetched.key[0])
+            return value_batch(message_batch(fetched.shard, fetched.records), values)
         except BaseException:
             # Corrupt, or Ctrl-C.
             self._assigned.put_back(taken)
             raise
+
+    def _values_of(self, topic: str) -> TopicValues:
+        """How a topic's messages are typed, as it was when this consumer first asked."""
+        if topic not in self._values:
+            self._values[topic] = self._routes.topics.find(topic).values
+        return self._values[topic]
 
     def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
         """Iterate over `poll(max_records)` without an end, without the empty ones. Raises: as `poll`."""
@@ -396,19 +399,26 @@ class Consumer(OpenClient):
                 self._begin_consumed([message])
             except BaseException:
                 # Ctrl-C: the caller does not get it.
-                self.seek(message.queue_id, message.offset)
+                self._seek((message.topic, message.queue_id), message.offset, is_chosen=True)
                 raise
         return message
 
     def _next_message(self, timeout_s: float | None) -> ReceivedMessage | None:
         if self._member is None:
             return self._assigned.next_message(ITERATED_TOGETHER, timeout_s)
+        if not self._member.membership.must_poll:
+            return self._next_of_member(self._member, timeout_s)
+        with self._member.membership.polling():
+            return self._next_of_member(self._member, timeout_s)
 
-        queue_id = self._assigned.iterated_queue
-        if queue_id is None or self._member.has_news or not self._member.may_return(queue_id):
+    def _next_of_member(
+        self, member: MemberQueues, timeout_s: float | None
+    ) -> ReceivedMessage | None:
+        key = self._assigned.iterated_queue
+        if key is None or member.has_news or not member.may_return(key):
             taken: list[FetchedRecords] = []
             try:
-                if self._take_as_member(self._member, taken, ITERATED_TOGETHER, timeout_s) is None:
+                if self._take_as_member(member, taken, ITERATED_TOGETHER, timeout_s) is None:
                     return None
             finally:
                 self._assigned.put_back(taken)
@@ -446,11 +456,17 @@ class Consumer(OpenClient):
         check_number("max_records", max_records, 1)
         timeout_s = wait_s(timeout)
         self._check_process()
-        if self._member is None:
+        member = self._member
+        if member is None:
             return self._assigned.take(taken, max_records, timeout_s, ready_only=ready_only)
-        return self._take_as_member(
-            self._member, taken, max_records, timeout_s, ready_only=ready_only
-        )
+        if not member.membership.must_poll:
+            return self._take_as_member(
+                member, taken, max_records, timeout_s, ready_only=ready_only
+            )
+        with member.membership.polling():
+            return self._take_as_member(
+                member, taken, max_records, timeout_s, ready_only=ready_only
+            )
 
     def _take_as_member(
         self,
@@ -477,7 +493,7 @@ class Consumer(OpenClient):
             )
 
             if fetched is not None:
-                if member.may_return(fetched.queue_id):
+                if member.may_return(fetched.key):
                     return fetched
                 self._assigned.put_back([taken.pop()])
             if ready_only or not left_s or not self.steps_by_itself:
@@ -491,7 +507,7 @@ class Consumer(OpenClient):
         The number is never used again. A consumer without membership has 0 for each queue.
         """
         if self._member is None:
-            return {(self.topic, queue_id): 0 for queue_id in self.positions()}
+            return dict.fromkeys(self._assigned.positions, 0)
         return self._member.membership.assignment()
 
     @property
@@ -510,37 +526,48 @@ class Consumer(OpenClient):
 
     # --- positions --------------------------------------------------------------------------------
 
-    def position(self, queue_id: int) -> int:
+    def position(self, queue_id: int | tuple[str, int]) -> int:
         """The offset of the next message of a queue."""
-        self._assigned.shard_of(queue_id)
-        return self._assigned.positions[queue_id]
+        key = self._key_of(queue_id)
+        self._assigned.shard_of(key)
+        return self._assigned.positions[key]
 
-    def positions(self) -> dict[int, int]:
-        """queue_id -> offset of the next message."""
-        return dict(self._assigned.positions)
+    def positions(self) -> dict[Any, int]:
+        """queue_id -> offset of the next message. With several topics, here and below, (topic, queue_id) -> offset."""
+        return self._named(self._assigned.positions)
 
-    def uncommitted(self) -> dict[int, int]:
+    def uncommitted(self) -> dict[Any, int]:
         """queue_id -> offset that `commit` stores. In `on_revoked`, the queues that are given up are among them."""
-        return self.positions() if self._member is None else self._member.positions()
+        return self._named(self._uncommitted())
 
-    def seek(self, queue_id: int, offset: int | str) -> None:
-        """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""
+    def _uncommitted(self) -> Mapping[QueueKey, int]:
+        return self._assigned.positions if self._member is None else self._member.positions()
+
+    def seek(self, queue_id: int | tuple[str, int], offset: int | str) -> None:
+        """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`.
+
+        Args: `queue_id`: with several topics (topic, queue id).
+        """
         self._assigned.check_open()
-        shard = self._assigned.shard_of(queue_id)
+        key = self._key_of(queue_id)
+        shard = self._assigned.shard_of(key)
         is_chosen = not isinstance(offset, str)
 
         if isinstance(offset, str):
             check_choice("offset", offset, ("earliest", "latest"))
-            earliest, latest = self._ranges([shard])[queue_id]
+            earliest, latest = self._starts.ranges(key[0], [shard])[key[1]]
             offset = latest if offset == "latest" else earliest
-        check_offsets({queue_id: offset})
+        check_offsets({key[1]: offset})
+        self._seek(key, int(offset), is_chosen=is_chosen)
+
+    def _seek(self, key: QueueKey, offset: int, *, is_chosen: bool) -> None:
         with self._assigned.state.changed:
             self._assigned.check_open()
-            self._assigned.seek(queue_id, int(offset), is_chosen=is_chosen)
+            self._assigned.seek(key, offset, is_chosen=is_chosen)
         if self._member is not None:
-            self._member.note_seek(queue_id)
+            self._member.note_seek(key)
 
-    def seek_time(self, time: Time) -> dict[int, int]:
+    def seek_time(self, time: Time) -> dict[Any, int]:
         """Continue each queue from the first message that was stored at a time or later, or else from its end.
 
         Example:
@@ -569,24 +596,64 @@ class Consumer(OpenClient):
         self._check_process()
         self._assigned.check_open()
         assigned = self._assigned
-        times = dict.fromkeys(self.positions(), time_ms)
-        found = ask_offsets(self._routes.call, self.topic, self._route.shard_of, times)
+        topics: dict[str, dict[int, int]] = {}
+        for topic, queue_id in list(assigned.positions):
+            topics.setdefault(topic, {})[queue_id] = time_ms
+        found: dict[QueueKey, int] = {}
+        for topic, times in topics.items():
+            route = self._routes.topics.find(topic)
+            offsets = ask_offsets(self._routes.call, topic, route.shard_of, times)
+            found.update({(topic, queue_id): offset for queue_id, offset in offsets.items()})
 
         with assigned.state.changed:
             assigned.check_open()
             # Queues may go while the shards are asked.
-            found = {each: found[each] for each in found if each in assigned.positions}
-            for queue_id, offset in found.items():
-                assigned.seek(queue_id, offset, is_chosen=False)
+            found = {key: found[key] for key in found if key in assigned.positions}
+            for key, offset in found.items():
+                assigned.seek(key, offset, is_chosen=False)
         if self._member is not None:
-            for queue_id in found:
-                self._member.note_seek(queue_id)
-        return found
+            for key in found:
+                self._member.note_seek(key)
+        return self._named(found)
 
-    def commit(self, offsets: Mapping[int, int] | None = None) -> None:
+    def pause(self, queues: Iterable[int | tuple[str, int]] | None = None) -> None:
+        """Return no messages of some queues until `resume`. The others go on, and a member keeps its queues.
+
+        What was read ahead of them is read again later: a pause costs one fetch.
+
+        Args:
+            queues: queue ids, with several topics (topic, queue id) pairs; None (default): all that are read now. A
+                queue that the group gives to this member later is not paused.
+
+        Raises: Rejected for a queue that this consumer does not read. None is paused then.
+        """
+        self._check_process()
+        self._assigned.pause(self._keys_of(queues))
+
+    def resume(self, queues: Iterable[int | tuple[str, int]] | None = None) -> None:
+        """Return messages of paused queues again, from where they were. None (default): of all.
+
+        Raises: Rejected for a queue that this consumer does not read. None is resumed then.
+        """
+        self._check_process()
+        self._assigned.resume(self._keys_of(queues))
+
+    def paused(self) -> list[tuple[str, int]]:
+        """The queues that are paused, as (topic, queue id), ascending."""
+        with self._assigned.state.changed:
+            return sorted(self._assigned.state.paused)
+
+    def _keys_of(self, queues: Iterable[int | tuple[str, int]] | None) -> list[QueueKey]:
+        if queues is None:
+            return list(self._assigned.positions)
+        return list(map(self._key_of, queues))
+
+    def commit(self, offsets: Mapping[Any, int] | None = None) -> None:
         """Commit the offsets at which the group continues: the NEXT offsets, by default after all returned messages.
 
         Durable: as an acknowledged message.
+
+        Args: `offsets`: queue_id -> offset, with several topics (topic, queue_id) -> offset.
 
         Raises:
             Rejected: the consumer has no group; or it has named `queues`, and a member has one of them.
@@ -598,16 +665,21 @@ class Consumer(OpenClient):
         self._check_process()
         self._assigned.check_open()
         self.end_consumed()
-        wanted = self.uncommitted() if offsets is None else dict(offsets)
-        check_offsets(wanted)
+        if offsets is None:
+            wanted = dict(self._uncommitted())
+        else:
+            wanted = {self._key_of(queue): offset for queue, offset in offsets.items()}
+        check_offsets({key[1]: offset for key, offset in wanted.items()})
         if self._member is not None:
-            self._member.commit({int(queue_id): wanted[queue_id] for queue_id in wanted})
+            self._member.commit(wanted)
             return
 
-        shards = {queue_id: self._assigned.shard_of(queue_id) for queue_id in wanted}
-        for shard in sorted(set(shards.values())):
-            own = {str(each): int(wanted[each]) for each in wanted if shards[each] == shard}
-            arguments = {"group": self.group, "topic": self.topic, "offsets": own}
+        calls: dict[tuple[int, str], dict[str, int]] = {}
+        for key, offset in wanted.items():
+            own = calls.setdefault((self._assigned.shard_of(key), key[0]), {})
+            own[str(key[1])] = int(offset)
+        for (shard, topic), own in sorted(calls.items(), key=lambda call: call[0]):
+            arguments = {"group": self.group, "topic": topic, "offsets": own}
             self._routes.call(shard, "commit_offsets", arguments)
 
     def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
@@ -659,21 +731,25 @@ class Consumer(OpenClient):
             queues = int(facts["queues"]) + missing
             add_queues(cluster, name, queues, break_key_order=True)
 
-    def committed(self) -> dict[int, int]:
+    def committed(self) -> dict[Any, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""
         self._check_group("has no offsets")
         self._assigned.check_open()
-        if self._member is None:
-            return self._committed(self._assigned.shards)
-        return self._committed(sorted(set(self._route.shards)))
-
-    def _committed(self, shards: list[int]) -> dict[int, int]:
-        found: dict[int, int] = {}
-        arguments: dict[str, Any] = {"group": self.group, "topic": self.topic}
-        for shard in shards:
-            table = self._routes.call(shard, "offsets", arguments)
-            found.update({int(queue_id): int(offset) for queue_id, offset in table.items()})
-        return found
+        topics = self._routes.topics
+        wanted = self._wanted
+        names = topics.matching(wanted.has) if wanted.pattern else wanted.names
+        found: dict[QueueKey, int] = {}
+        for topic in names:
+            shards: Iterable[int] = topics.find(topic).shards
+            if self._member is None:
+                shards = {
+                    self._assigned.shard_of(key)
+                    for key in list(self._assigned.positions)
+                    if key[0] == topic
+                }
+            offsets = self._starts.committed(topic, shards)
+            found.update({(topic, queue_id): offset for queue_id, offset in offsets.items()})
+        return self._named(found)
 
     def _check_group(self, lack: str) -> str:
         if self.group is None:

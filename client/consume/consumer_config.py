@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from raymq.client.arguments import check_choice, check_number
 from raymq.client.hooks import check_hooks
@@ -13,7 +13,7 @@ from raymq.store.base.errors import Rejected
 
 from .selector import selector_of
 
-Start = str | int | datetime | Mapping[int, int] | None
+Start = str | int | datetime | Mapping[Any, int] | None
 #: called with the queues, as (topic, queue id), ascending
 QueuesCallback = Callable[[list[tuple[str, int]]], object]
 #: which replica of a shard a reader asks: only the leader, or the nearest one that answers
@@ -28,7 +28,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     group: str | None
     start: Start
-    queues: Sequence[int] | None
+    queues: Sequence[int | tuple[str, int]] | None
     fetch_bytes: int
     fetch_records: int
     unavailable_timeout_ms: int
@@ -36,6 +36,7 @@ class ConsumerOptions(TypedDict, total=False):
     instance_id: str | None
     session_timeout_s: float
     revoke_timeout_s: float
+    max_poll_interval_s: float | None
     on_assigned: QueuesCallback | None
     on_revoked: QueuesCallback | None
     tags: str | None
@@ -49,7 +50,7 @@ class ConsumerConfig:
 
     group: str | None = None
     start: Start = None
-    queues: Sequence[int] | None = None
+    queues: Sequence[int | tuple[str, int]] | None = None
     fetch_bytes: int = 4 << 20
     fetch_records: int = 10_000
     unavailable_timeout_ms: int = 30_000
@@ -57,6 +58,7 @@ class ConsumerConfig:
     instance_id: str | None = None
     session_timeout_s: float = 15.0
     revoke_timeout_s: float = 10.0
+    max_poll_interval_s: float | None = None
     on_assigned: QueuesCallback | None = None
     on_revoked: QueuesCallback | None = None
     tags: str | None = None
@@ -76,6 +78,8 @@ class ConsumerConfig:
         check_number("unavailable_timeout_ms", self.unavailable_timeout_ms, 0, whole=False)
         check_number("session_timeout_s", self.session_timeout_s, 1, 1_800, whole=False)
         check_number("revoke_timeout_s", self.revoke_timeout_s, 0, 3_600, whole=False)
+        if self.max_poll_interval_s is not None:
+            check_number("max_poll_interval_s", self.max_poll_interval_s, 2, 86_400, whole=False)
         selector_of(self.tags, self.sql)
         check_hooks(self.hooks)
 
@@ -85,7 +89,7 @@ class ConsumerConfig:
                 field="instance_id",
                 limit=INSTANCE_CHARS_MAX,
             )
-        for name in ("instance_id", "on_assigned", "on_revoked"):
+        for name in ("instance_id", "max_poll_interval_s", "on_assigned", "on_revoked"):
             if getattr(self, name) is not None and not self.is_member:
                 raise Rejected(
                     f"{name} is for members of a group: give group=, and no queues=",

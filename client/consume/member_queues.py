@@ -30,15 +30,14 @@ class MemberQueues:
     def __init__(
         self,
         routes: Routes,
-        topic: str,
+        subscription: TopicSubscription,
         assigned: AssignedQueues,
         config: ConsumerConfig,
         clock: Clock | None,
-        begin: Callable[[list[int]], dict[int, int]],
+        begin: Callable[[list[QueueKey]], dict[QueueKey, int]],
     ) -> None:
         """Join the group. Args: `begin`: where queues without a committed offset begin. Raises: RayMQError."""
         self._routes = routes
-        self._topic = topic
         self._group = config.group or ""
         self._assigned = assigned
         self._begin = begin
@@ -47,9 +46,9 @@ class MemberQueues:
         #: queues that are read, and of which `on_assigned` has not heard
         self._unannounced: list[QueueKey] = []
         #: queue -> position of queues that are being given up
-        self._left: dict[int, int] = {}
+        self._left: dict[QueueKey, int] = {}
         #: queues whose next commit may lower the offset
-        self._sought: set[int] = set()
+        self._sought: set[QueueKey] = set()
 
         # All members have one filter: what a member passes over, no other one reads.
         selector = assigned.state.selector
@@ -57,12 +56,15 @@ class MemberQueues:
         self.membership = Membership(
             routes,
             self._group,
-            TopicSubscription((topic,)),
+            subscription,
             changed=assigned.state.changed,
             shard_of=partial(_shard_of, routes),
             notify=assigned.state.notify,
             session_timeout_ms=round(config.session_timeout_s * 1000),
             revoke_timeout_ms=round(config.revoke_timeout_s * 1000),
+            max_poll_interval_ms=None
+            if config.max_poll_interval_s is None
+            else round(config.max_poll_interval_s * 1000),
             instance_id=config.instance_id or "",
             filter_kind=kind,
             expression=expression,
@@ -111,13 +113,13 @@ class MemberQueues:
         revoked = sorted(self.membership.take_revoked())
         if not revoked:
             return []
-        self._left = self._assigned.revoke(queue_id for _, queue_id in revoked)
+        self._left = self._assigned.revoke(revoked)
         return [revoked]
 
     def end_revocation(self, revoked: list[QueueKey]) -> None:
         """Release queues, after the last commit."""
         self._left = {}
-        self._sought -= {queue_id for _, queue_id in revoked}
+        self._sought -= set(revoked)
         self.membership.release(revoked)
 
     def read_claimed(self) -> list[QueueKey]:
@@ -125,12 +127,12 @@ class MemberQueues:
         claimed = self.membership.take_claimed()
         if not claimed:
             return []
-        begins = {key[1]: each.offset for key, each in claimed.items() if each.offset is not None}
-        missing = sorted(key[1] for key in claimed if key[1] not in begins)
+        begins = {key: each.offset for key, each in claimed.items() if each.offset is not None}
+        missing = sorted(key for key in claimed if key not in begins)
         try:
             if missing:
                 begins |= self._begin(missing)
-            self._assigned.add(begins, self._shard_of)
+            self._assigned.add(begins, partial(_shard_of, self._routes))
         except Rejected as error:
             self.membership.fail(error)
             raise
@@ -140,17 +142,14 @@ class MemberQueues:
             raise
         return sorted(claimed)
 
-    def _shard_of(self, queue_id: int) -> int:
-        return _shard_of(self._routes, (self._topic, queue_id))
-
     def check_failure(self) -> None:
         """Raises: why this membership is over."""
         if self.membership.failure is not None:
             raise self.membership.failure
 
-    def may_return(self, queue_id: int) -> bool:
+    def may_return(self, key: QueueKey) -> bool:
         """Whether messages of a queue may be returned now."""
-        return self.membership.may_read((self._topic, queue_id))
+        return self.membership.may_read(key)
 
     def wait_until_certain(self, timeout_s: float | None) -> None:
         """Wait for an answer of the coordinator, for a moment."""
@@ -161,46 +160,47 @@ class MemberQueues:
 
     # --- commits ----------------------------------------------------------------------------------
 
-    def positions(self) -> dict[int, int]:
-        """queue_id -> next offset, also of queues that are being given up."""
+    def positions(self) -> dict[QueueKey, int]:
+        """queue -> next offset, also of queues that are being given up."""
         return {**self._assigned.positions, **self._left}
 
-    def note_seek(self, queue_id: int) -> None:
+    def note_seek(self, key: QueueKey) -> None:
         """Let the next commit lower the offset of a queue."""
-        self._sought.add(queue_id)
+        self._sought.add(key)
 
-    def commit(self, offsets: Mapping[int, int]) -> None:
+    def commit(self, offsets: Mapping[QueueKey, int]) -> None:
         """Store offsets under the numbers of the member's grants. Raises: Fenced naming the queues of other members."""
-        keys = {(self._topic, queue_id) for queue_id in offsets}
-        numbers = {key[1]: each for key, each in self.membership.commit_numbers(keys).items()}
-        fenced = set(offsets) - numbers.keys()
-        by_shard: dict[int, list[int]] = {}
-        for queue_id in sorted(numbers):
-            by_shard.setdefault(self._shard_of(queue_id), []).append(queue_id)
+        numbers = self.membership.commit_numbers(offsets)
+        fenced = offsets.keys() - numbers.keys()
+        calls: dict[tuple[int, str], list[QueueKey]] = {}
+        for key in sorted(numbers):
+            calls.setdefault((_shard_of(self._routes, key), key[0]), []).append(key)
 
-        for shard, queues in by_shard.items():
-            answer = self._routes.call(
-                shard, "commit_offsets", self._commit(queues, offsets, numbers)
-            )
-            refused = {int(queue_id) for queue_id in answer["fenced"]}
+        for (shard, topic), queues in calls.items():
+            arguments = self._commit_arguments(topic, queues, offsets, numbers)
+            answer = self._routes.call(shard, "commit_offsets", arguments)
+            refused = {(topic, int(queue_id)) for queue_id in answer["fenced"]}
             self._sought -= set(queues) - refused
-            for queue_id in refused:
-                self.membership.lose((self._topic, queue_id), numbers[queue_id])
+            for key in refused:
+                self.membership.lose(key, numbers[key])
             fenced |= refused
         if fenced:
-            raise fenced_error(self._group, self._topic, fenced)
+            raise fenced_error(self._group, fenced)
 
-    def _commit(
-        self, queues: Iterable[int], offsets: Mapping[int, int], numbers: Mapping[int, int]
+    def _commit_arguments(
+        self,
+        topic: str,
+        queues: Iterable[QueueKey],
+        offsets: Mapping[QueueKey, int],
+        numbers: Mapping[QueueKey, int],
     ) -> dict[str, object]:
-        """The arguments of commit_offsets."""
         arguments: dict[str, object] = {
             "group": self._group,
-            "topic": self._topic,
-            "offsets": {str(each): int(offsets[each]) for each in queues},
-            "numbers": {str(each): numbers[each] for each in queues},
+            "topic": topic,
+            "offsets": {str(key[1]): int(offsets[key]) for key in queues},
+            "numbers": {str(key[1]): numbers[key] for key in queues},
         }
-        seeks = sorted(self._sought.intersection(queues))
+        seeks = sorted(key[1] for key in self._sought.intersection(queues))
         return {**arguments, "seeks": seeks} if seeks else arguments
 
     # --- end --------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from raymq.client.client_thread import ClientThread, join_at_close
@@ -19,6 +21,8 @@ from raymq.store.state.topics import QueueKey
 
 from .group_member import GroupMember
 from .heartbeats import Heartbeats
+
+logger = logging.getLogger("raymq")
 
 #: pause after a claim that failed
 CLAIM_RETRY_S = 0.2
@@ -57,6 +61,7 @@ class Membership:
         notify: Callable[[], None],
         session_timeout_ms: int,
         revoke_timeout_ms: int,
+        max_poll_interval_ms: int | None,
         instance_id: str,
         clock: Clock | None = None,
         filter_kind: str = "",
@@ -94,6 +99,11 @@ class Membership:
         self._revoked: set[QueueKey] = set()
         #: no heartbeat is sent any more
         self.is_over = False
+        self._max_poll_interval_ms = max_poll_interval_ms
+        #: when the program polled last; None: it does so now
+        self._polled_ms: int | None = self._clock.monotonic_ms()
+        #: the program has not polled for too long: the member has left, and joins again at the next poll
+        self._is_idle = False
 
         found = routes.call(0, "find_coordinator", {"group": group})
         self._coordinator = int(found["shard"])
@@ -106,7 +116,49 @@ class Membership:
     def next_beat(self) -> Beat:
         """See `HeartbeatSender`."""
         with self._changed:
+            self._check_polled()
+            if self._is_idle:
+                return Beat(self._member.member_id, is_leaving=True)
             return self._member.beat()
+
+    def _check_polled(self) -> None:
+        """Give up all queues if the program has not polled for too long. Needs the lock."""
+        limit_ms, polled_ms = self._max_poll_interval_ms, self._polled_ms
+        if limit_ms is None or polled_ms is None or self._is_idle:
+            return
+        if self._clock.monotonic_ms() - polled_ms <= limit_ms:
+            return
+        logger.warning(
+            "a member of group %s leaves: its program has not polled for %g s (max_poll_interval_s)",
+            self.group,
+            limit_ms / 1000,
+        )
+        self._is_idle = True
+        self._revoke(self._read)
+        self.claimed.clear()
+        self._member.fence()
+
+    @contextlib.contextmanager
+    def polling(self) -> Iterator[None]:
+        """The program polls now. If it did not do so for too long, the member joins again."""
+        with self._changed:
+            self._polled_ms = None
+            joins = self._is_idle and self.failure is None
+            if joins:
+                self._is_idle = False
+                self._join_again()
+        if joins:
+            self._heartbeats.wake()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._polled_ms = self._clock.monotonic_ms()
+
+    @property
+    def must_poll(self) -> bool:
+        """Whether the member leaves when its program does not poll."""
+        return self._max_poll_interval_ms is not None
 
     def take_answer(self, beat: Beat, answer: BeatAnswer | RayMQError, sent_ms: int) -> None:
         """See `HeartbeatSender`."""
@@ -117,7 +169,10 @@ class Membership:
                 self.due_ms = None
                 return
             self.trouble = None
-            if isinstance(answer, BeatAnswer):
+            if self._is_idle:
+                # It has left; or was removed before.
+                self.due_ms = None
+            elif isinstance(answer, BeatAnswer):
                 self._member.answered(beat, answer, sent_ms)
                 self.has_joined = True
                 self.due_ms = sent_ms + answer.interval_ms
@@ -390,15 +445,21 @@ def _as_json(numbers: Mapping[int, int]) -> dict[str, int]:
     return {str(queue_id): number for queue_id, number in numbers.items()}
 
 
-def fenced_error(group: str, topic: str, queues: Iterable[int]) -> Fenced:
+def fenced_error(group: str, queues: Iterable[QueueKey]) -> Fenced:
     """Why offsets of queues were not committed."""
-    found = sorted(queues)
+    found: dict[str, list[int]] = {}
+    for topic, queue_id in sorted(queues):
+        found.setdefault(topic, []).append(queue_id)
+    shown = " and ".join(f"{ids} of {topic}" for topic, ids in found.items())
+    # The first topic; `others` has the rest.
+    first, *others = found
     return Fenced(
-        f"the queues {found} of {topic} belong to another member of group {group} now: their offsets were not "
-        "committed. That member begins where the group's last commit was",
+        f"the queues {shown} belong to another member of group {group} now: their offsets were not committed. That "
+        "member begins where the group's last commit was",
         group=group,
-        topic=topic,
-        queues=found,
+        topic=first,
+        queues=found[first],
+        **({"others": {topic: found[topic] for topic in others}} if others else {}),
     )
 
 

@@ -81,9 +81,7 @@ class RangeReader:
                 if self._stream is None:
                     self._stream = self._open_stream()
                 fetched = self._stream.fetch(request)
-                found = verify_slices(
-                    fetched, self._routes, self._topic, self._shard, self._nearest
-                )
+                found = verify_slices(fetched, self._routes, request, self._shard, self._nearest)
             except Unavailable:
                 self.close()
                 if self._clock.monotonic() > deadline_s:

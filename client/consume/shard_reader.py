@@ -18,6 +18,7 @@ from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
+from raymq.store.state.topics import QueueKey
 
 from .consumer_config import ReadFrom
 from .range_reader import ends_before
@@ -31,7 +32,7 @@ class FetchedRecords(NamedTuple):
     """Records [first_offset, next_offset) of one queue, perhaps with gaps, or none: the shard looked in vain."""
 
     shard: int
-    queue_id: int
+    key: QueueKey
     first_offset: int
     next_offset: int
     records: pa.Array
@@ -41,7 +42,6 @@ class FetchedRecords(NamedTuple):
 class ReadState:
     """The state that a consumer and its readers share. `changed` guards all of it."""
 
-    topic: str
     fetch_bytes: int
     fetch_records: int
     #: how long a new leader may take to know the end of a queue that was read before
@@ -53,17 +53,19 @@ class ReadState:
     unread: deque[FetchedRecords] = field(default_factory=deque)
     #: shard -> number of its entries in `unread`
     ahead: Counter[int] = field(default_factory=Counter)
-    #: queue_id -> offset to fetch next. A queue that failed is missing until `seek`
-    fetch_from: dict[int, int] = field(default_factory=dict)
+    #: queue -> offset to fetch next. A queue that failed is missing until `seek`
+    fetch_from: dict[QueueKey, int] = field(default_factory=dict)
     #: queues whose offset the caller chose: no shard has said yet that the queue holds it
-    chosen: set[int] = field(default_factory=set)
-    #: queue_id -> since when a new leader lacks messages that were read before, in ms
-    behind_since_ms: dict[int, int] = field(default_factory=dict)
-    #: queue_id -> why it cannot be read
-    queue_errors: dict[int, RayMQError] = field(default_factory=dict)
+    chosen: set[QueueKey] = field(default_factory=set)
+    #: queues that are not read until `resume`
+    paused: set[QueueKey] = field(default_factory=set)
+    #: queue -> since when a new leader lacks messages that were read before, in ms
+    behind_since_ms: dict[QueueKey, int] = field(default_factory=dict)
+    #: queue -> why it cannot be read
+    queue_errors: dict[QueueKey, RayMQError] = field(default_factory=dict)
     #: shard -> (when it became unreachable, in ms; why)
     down: dict[int, tuple[int, RayMQError]] = field(default_factory=dict)
-    #: why the topic cannot be read at all
+    #: why nothing can be read at all
     fatal_error: RayMQError | None = None
     closed: bool = False
     #: only these messages; None: all
@@ -85,7 +87,7 @@ class ShardReader(FetchThread):
         self,
         routes: Routes,
         shard: int,
-        queues: list[int],
+        queues: list[QueueKey],
         state: ReadState,
         clock: Clock,
         *,
@@ -104,16 +106,13 @@ class ShardReader(FetchThread):
     def _open_stream(self) -> FetchStream:
         return super()._open_stream() if self._nearest is None else self._nearest.open()
 
-    def _wanted(self) -> dict[int, int]:
-        offsets = {
-            queue_id: self._state.fetch_from[queue_id]
-            for queue_id in self.queues
-            if queue_id in self._state.fetch_from
-        }
-        # The queues take turns as the first: a busy queue must not starve the others.
-        order = list(offsets)
+    def _wanted(self) -> dict[QueueKey, int]:
+        """The offsets to fetch from. The queues take turns as the first: a busy one must not starve the others."""
+        state = self._state
+        order = [key for key in self.queues if key in state.fetch_from and key not in state.paused]
         turn = self._turn % max(len(order), 1)
-        return {queue_id: offsets[queue_id] for queue_id in order[turn:] + order[:turn]}
+        # A fetch has the topics one after the other.
+        return {key: state.fetch_from[key] for key in order[turn:] + order[:turn]}
 
     def _fetch(self, stream: FetchStream) -> bool:
         """One fetch, once the consumer has taken all of this shard. False: end, or open a new stream."""
@@ -134,30 +133,34 @@ class ShardReader(FetchThread):
                 return False
             self._turn += 1
             wanted = self._wanted()
-        found = stream.fetch(self._request(wanted, state.fetch_records, WAIT_MS))
-        found = verify_slices(found, self._routes, state.topic, self.shard, self._nearest)
+        request = self._request(wanted, state.fetch_records, WAIT_MS)
+        found = stream.fetch(request)
+        found = verify_slices(found, self._routes, request, self.shard, self._nearest)
         self._pauses = search_pauses()
 
         with state.changed:
             state.down.pop(self.shard, None)
             if not found:
-                state.chosen -= {
-                    queue_id
-                    for queue_id in wanted
-                    if state.fetch_from.get(queue_id) == wanted[queue_id]
-                }
+                state.chosen -= {key for key in wanted if state.fetch_from.get(key) == wanted[key]}
             for part in found:
-                self._take(part, wanted)
+                self._take(part, request.key_of(part), wanted)
             if found:
                 state.notify()
-            if any(queue_id in state.behind_since_ms for queue_id in wanted):
+            if any(key in state.behind_since_ms for key in wanted):
                 state.changed.wait_for(must_return, SEARCH_PAUSE_MS / 1000)
         return True
 
-    def _request(self, wanted: dict[int, int], max_records: int, wait_ms: int) -> FetchRequest:
+    def _request(self, wanted: dict[QueueKey, int], max_records: int, wait_ms: int) -> FetchRequest:
         state = self._state
+        topics: dict[str, dict[int, int]] = {}
+        for (topic, queue_id), offset in wanted.items():
+            topics.setdefault(topic, {})[queue_id] = offset
+        first = next(iter(topics))
+        offsets = topics.pop(first)
         return FetchRequest(
-            state.topic, wanted, state.fetch_bytes, max_records, wait_ms, wanted=state.selector
+            *(first, offsets, state.fetch_bytes, max_records, wait_ms),
+            wanted=state.selector,
+            others=topics or None,
         )
 
     def _check_back(self, stream: FetchStream) -> None:
@@ -173,41 +176,37 @@ class ShardReader(FetchThread):
             with state.changed:
                 state.down.pop(self.shard, None)
 
-    def _take(self, part: FetchSlice, wanted: dict[int, int]) -> None:
-        """Store the answer for one queue, unless a seek has made it obsolete. Needs the lock."""
-        state, queue_id = self._state, part.queue_id
-        if queue_id not in wanted or state.fetch_from.get(queue_id) != wanted[queue_id]:
+    def _take(self, part: FetchSlice, key: QueueKey, wanted: dict[QueueKey, int]) -> None:
+        """Store the answer for one queue, unless a seek or a pause has made it obsolete. Needs the lock."""
+        state = self._state
+        if key not in wanted or state.fetch_from.get(key) != wanted[key] or key in state.paused:
             return
-        if self._is_behind(part, wanted[queue_id]):
+        if self._is_behind(part, key, wanted[key]):
             return
 
         if part.error is not None or part.records is None:
-            del state.fetch_from[queue_id]
-            state.queue_errors[queue_id] = part.error or Unavailable(
-                "an empty answer", shard=self.shard
-            )
+            del state.fetch_from[key]
+            state.queue_errors[key] = part.error or Unavailable("an empty answer", shard=self.shard)
             return
-        if part.first_offset != wanted[queue_id] or part.next_offset <= part.first_offset:
+        if part.first_offset != wanted[key] or part.next_offset <= part.first_offset:
             return
-        state.chosen.discard(queue_id)
-        state.fetch_from[queue_id] = part.next_offset
-        fetched = FetchedRecords(
-            self.shard, queue_id, part.first_offset, part.next_offset, part.records
-        )
+        state.chosen.discard(key)
+        state.fetch_from[key] = part.next_offset
+        fetched = FetchedRecords(self.shard, key, part.first_offset, part.next_offset, part.records)
         state.unread.append(fetched)
         state.ahead[self.shard] += 1
 
-    def _is_behind(self, part: FetchSlice, offset: int) -> bool:
+    def _is_behind(self, part: FetchSlice, key: QueueKey, offset: int) -> bool:
         """Whether a new leader does not know yet how far the queue was confirmed: it is asked again. Needs the lock."""
-        state, queue_id = self._state, part.queue_id
-        since_ms = state.behind_since_ms.pop(queue_id, None)
+        state = self._state
+        since_ms = state.behind_since_ms.pop(key, None)
         if not (self._routes.fails_over and ends_before(part.error, offset)):
             return False
         now_ms = self._clock.monotonic_ms()
         since_ms = now_ms if since_ms is None else since_ms
-        if queue_id in state.chosen or now_ms - since_ms >= state.catch_up_ms:
+        if key in state.chosen or now_ms - since_ms >= state.catch_up_ms:
             return False
-        state.behind_since_ms[queue_id] = since_ms
+        state.behind_since_ms[key] = since_ms
         return True
 
     def _handle_failure(self, error: RayMQError, stream: FetchStream | None) -> bool:

@@ -12,7 +12,7 @@ from raymq.store.base.errors import Corrupt, Rejected, Unavailable
 from raymq.store.base.format import PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT
 from raymq.store.queues.raw_records import fault_of, records_before
 from raymq.store.records.record_walk import RecordFault
-from raymq.store.records.requests import FetchSlice
+from raymq.store.records.requests import FetchRequest, FetchSlice
 
 if TYPE_CHECKING:
     from raymq.client.transport.nearest import NearestReplicas
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def verify_slices(
     found: list[FetchSlice],
     routes: Routes,
-    topic: str,
+    request: FetchRequest,
     shard: int,
     nearest: NearestReplicas | None = None,
 ) -> list[FetchSlice]:
@@ -32,7 +32,7 @@ def verify_slices(
     Raises: Unavailable when the shard does not answer, or when its copy is intact: the same fetch may succeed then.
     Unavailable, too, if a follower has answered: another replica answers the same fetch.
     """
-    return [_verify_slice(part, routes, topic, shard, nearest) for part in found]
+    return [_verify_slice(part, routes, request.key_of(part)[0], shard, nearest) for part in found]
 
 
 def _verify_slice(

@@ -112,6 +112,17 @@ class TopicRoutes:
         """A topic's queues, if they were looked up before."""
         return self._topics.get(name)
 
+    def known(self) -> list[TopicRoute]:
+        """The topics that were looked up before."""
+        return list(self._topics.values())
+
+    def matching(self, is_wanted: Callable[[str], bool]) -> list[str]:
+        """The names of topics, ascending, as the cluster has them now. Raises: Unavailable."""
+        self.note(self._routes.first("topics", {}, CALL_TIMEOUT_S))
+        if self._routes.fails_over:
+            self._ask_leaders()
+        return sorted(name for name in self._topics if is_wanted(name))
+
     def find(self, name: str, *, follow_s: float | None = None) -> TopicRoute:
         """A topic's queues.
 

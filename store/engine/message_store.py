@@ -62,6 +62,7 @@ from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.checkpoint_service import CheckpointService
 from raymq.store.services.staged_rows import StagedGuard
 from raymq.store.services.write_decisions import DecisionGuard
+from raymq.store.state.features import check_feature_level
 from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
@@ -276,6 +277,7 @@ class MessageStore:
             snapshots=self.snapshots,
             follows=follows,
         ).run()
+        check_feature_level(self.state.progress, self.log.root)
 
         self.reput.dispatched = found.dispatched
         self.reput.other_places = found.other_places

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from raymq.store.base.errors import Fenced, InstanceReplaced, RayMQError, Rejected
@@ -21,12 +20,14 @@ from .members import (
     FORMER_MAX,
     GROUP,
     MEMBER,
+    TOPICS_MAX,
     Filter,
     Group,
     GroupFacts,
     MemberFacts,
     MemberState,
     group_value,
+    matches,
     members_values,
 )
 from .target import AssignmentCandidate, target
@@ -35,8 +36,6 @@ from .target import AssignmentCandidate, target
 MEMBERS_MAX = 2_000
 #: groups that one shard coordinates
 GROUPS_MAX = 10_000
-#: topics of a member
-TOPICS_MAX = 1_000
 #: heartbeats in one session timeout
 BEATS_IN_SESSION = 5
 #: the longest time between two heartbeats: how soon a member hears that it has to release a queue
@@ -454,7 +453,7 @@ def subscribed(facts: MemberFacts, topics: Mapping[str, int]) -> tuple[str, ...]
     pattern = facts.subscription.pattern
     if not pattern:
         return facts.subscription.topics
-    return tuple(sorted(name for name in topics if fnmatchcase(name, pattern)))[:TOPICS_MAX]
+    return tuple(sorted(name for name in topics if matches(name, pattern)))[:TOPICS_MAX]
 
 
 # --- assignment -----------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ A record holds a whole value, never a change: applied twice, it changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from raymq.store.state.topics import QueueKey
+from raymq.store.state.topics import QueueKey, is_system_topic
 
 #: kind of the record that describes a group: its kind, filters, options; or that it is deleted
 GROUP = "GROUP"
@@ -28,6 +30,10 @@ FORMER_MAX = 64
 RECORD_GRANTS_MAX = 20_000
 
 
+#: topics of a member
+TOPICS_MAX = 1_000
+
+
 class TopicSubscription(NamedTuple):
     """What a member wants to read."""
 
@@ -35,6 +41,18 @@ class TopicSubscription(NamedTuple):
     topics: tuple[str, ...] = ()
     #: a pattern of names with `*`; empty: the names count
     pattern: str = ""
+
+
+def matches(topic: str, pattern: str) -> bool:
+    """Whether a topic is one of a pattern's. Topics of messages that were sent back must be named with their `%`."""
+    if is_system_topic(topic) or (topic.startswith("%") and not pattern.startswith("%")):
+        return False
+    return _compiled(pattern).fullmatch(topic) is not None
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))))
 
 
 class MemberFacts(NamedTuple):

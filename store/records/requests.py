@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -11,6 +12,9 @@ from raymq.store.base.errors import RayMQError
 from raymq.store.config.promise import Acks
 
 from .small_batch import SmallBatch
+
+#: (topic, queue id)
+_QueueKey: TypeAlias = tuple[str, int]
 
 
 class PutRequest(NamedTuple):
@@ -97,7 +101,7 @@ class MessageSelector(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """A read of some queues of a topic. It waits up to `wait_ms` if none has a message."""
+    """A read of some queues of a topic, or of several. It waits up to `wait_ms` if none has a message."""
 
     topic: str
     #: queue -> offset to read from
@@ -110,6 +114,34 @@ class FetchRequest(NamedTuple):
     seen_epoch: int | None = None
     #: only these messages; None: all
     wanted: MessageSelector | None = None
+    #: further topics: their queues -> offsets
+    others: dict[str, dict[int, int]] | None = None
+
+    def by_topic(self) -> list[tuple[str, dict[int, int]]]:
+        """Each topic with its queues -> offsets."""
+        first = [(self.topic, self.offsets)]
+        return [*first, *self.others.items()] if self.others else first
+
+    def queues(self) -> dict[_QueueKey, int]:
+        """(topic, queue) -> offset, of all topics, in the order of the request."""
+        return {
+            (topic, queue_id): offset
+            for topic, offsets in self.by_topic()
+            for queue_id, offset in offsets.items()
+        }
+
+    def key_of(self, part: FetchSlice) -> _QueueKey:
+        """The queue of an answer."""
+        return part.topic or self.topic, part.queue_id
+
+    def move(self, ends: Mapping[_QueueKey, int]) -> FetchRequest:
+        """The same read from other offsets of some of its queues."""
+        moved = {
+            topic: {queue: ends.get((topic, queue), offset) for queue, offset in offsets.items()}
+            for topic, offsets in self.by_topic()
+        }
+        offsets = moved.pop(self.topic)
+        return self._replace(offsets=offsets, others=moved or None)
 
 
 class FetchSlice(NamedTuple):
@@ -129,3 +161,5 @@ class FetchSlice(NamedTuple):
     error: RayMQError | None
     #: of the leader that confirmed the records; 0 for a reader that asked only the leader
     epoch: int = 0
+    #: empty: the first one of the request
+    topic: str = ""

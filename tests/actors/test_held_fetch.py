@@ -18,6 +18,7 @@ from raymq.actors.api.held_fetch import (
 from raymq.store.base.errors import Unavailable
 from raymq.store.queues import reader
 from raymq.store.records.requests import FetchRequest, FetchSlice
+from raymq.store.state.topics import QueueKey
 from tests.support.clock import ManualClock
 
 ASKED = FetchRequest("t", {0: 5, 1: 7}, 1 << 20, 10, 9_000)
@@ -49,10 +50,8 @@ class Answers:
         self.after()
         return found
 
-    def hold(
-        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
-    ) -> Callable[[], None]:
-        assert (topic, set(queues)) == ("t", {0, 1})
+    def hold(self, queues: Iterable[QueueKey], notify: Callable[[], None]) -> Callable[[], None]:
+        assert set(queues) == {("t", 0), ("t", 1)}
         self.held.add(notify)
         return lambda: self.held.remove(notify)
 

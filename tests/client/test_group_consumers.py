@@ -309,7 +309,7 @@ def test_what_poll_has_taken_is_returned_before_its_queue_is_given_up(
     revoked: list[int] = []
     member = consumer._member
     assert member is not None
-    member.on_revoked = lambda queues: revoked.append(member.positions().get(1, -1))
+    member.on_revoked = lambda queues: revoked.append(member.positions().get(("t", 1), -1))
 
     def revoke_meanwhile(*arguments: Any) -> Any:
         membership = member.membership

@@ -32,6 +32,7 @@ from raymq.store.records import record
 from raymq.store.records.producer_stamp import Stamp
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.state.shard_state import ShardState, TopicInfo
+from raymq.store.state.topics import QueueKey
 from tests.support.fake_groups import FakeGroups
 from tests.support.waiting import until
 
@@ -271,9 +272,7 @@ class FakeBackend:
                     return found
                 self._changed.wait(left)
 
-    def hold(
-        self, topic: str, queues: Iterable[int], notify: Callable[[], None]
-    ) -> Callable[[], None]:
+    def hold(self, queues: Iterable[QueueKey], notify: Callable[[], None]) -> Callable[[], None]:
         """Each change is notified."""
         with self._changed:
             self._changed.calls.add(notify)
@@ -286,8 +285,9 @@ class FakeBackend:
 
     def _read(self, request: FetchRequest) -> list[FetchSlice]:
         found = []
-        for queue_id, offset in request.offsets.items():
-            entry = self.queues.get((request.topic, queue_id), FakeQueue())
+        for (topic, queue_id), offset in request.queues().items():
+            entry = self.queues.get((topic, queue_id), FakeQueue())
+            shown = "" if topic == request.topic else topic
             low, high = entry.min_offset, entry.max_offset
             if not low <= offset <= high:
                 error = OffsetOutOfRange(
@@ -296,7 +296,9 @@ class FakeBackend:
                     max=high,
                     queue_id=queue_id,
                 )
-                found.append(FetchSlice(queue_id, offset, offset, low, high, None, error))
+                found.append(
+                    FetchSlice(queue_id, offset, offset, low, high, None, error, topic=shown)
+                )
                 continue
 
             records = entry.records[offset - low :][: request.max_records]
@@ -309,7 +311,9 @@ class FakeBackend:
             if records:
                 end = offset + len(records)
                 column = pa.array(records, pa.binary())
-                found.append(FetchSlice(queue_id, offset, end, low, high, column, None))
+                found.append(
+                    FetchSlice(queue_id, offset, end, low, high, column, None, topic=shown)
+                )
 
         return found
 
