@@ -310,6 +310,6 @@ def test_damage_after_messages_that_a_filter_left_out_is_looked_for_where_it_is(
         raise Corrupt("it is damaged", offset=7)
 
     routes: Any = SimpleNamespace(call=call)
-    (found,) = verify_slices([part], routes, "t", 0, None)
+    (found,) = verify_slices([part], routes, FetchRequest("t", {0: 0}, 1, 1, 0), 0, None)
     assert isinstance(found.error, Corrupt)
     assert asked == [3]
