@@ -333,7 +333,7 @@ FLOORS = [
     Row("one by one, p50 (p99)", P50, SYNCED, "an echo that syncs"),
     Row("one by one, CPU of all processes", CPU, floor=at_most(700)),
     Row("  beside it", CPU, USED, "an echo that syncs"),
-    # Threads of Python that change cores take three times the CPU: the peer's client is in C. See docs/operating/capacity.
+    # Threads of Python that change cores take three times the CPU (docs/operating/capacity.md); the peer's are in C.
     Row("64 threads", WAITING, f"redis_beside_{WAITING}", "Redis", at_least(0.25)),
     Row("  on one core", ONE_CORE, f"redis_beside_{WAITING}", "Redis", at_least(0.45)),
     Row("64 in flight", FUTURES, f"redis_beside_{FUTURES}", "Redis", at_least(0.6)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import raymq
 from raymq.client.arguments import plain_int, takes_options_of
 from raymq.client.consume.consumer_config import ConsumerConfig, ConsumerOptions
-from raymq.client.consume.wanted_topics import Topics
+from raymq.client.consume.wanted_topics import TopicChoice
 from raymq.client.handle import STATUS_TIMEOUT_S, ClusterHandle, shards_of
 from raymq.client.produce.producer_config import ProducerConfig, ProducerOptions
 from raymq.client.topics.new_topic import create_topic
@@ -535,7 +535,7 @@ class Cluster(ClusterHandle):
         return raymq.Producer(self, **options)
 
     @takes_options_of(ConsumerConfig)
-    def consumer(self, topic: Topics, **options: Unpack[ConsumerOptions]) -> raymq.Consumer:
+    def consumer(self, topic: TopicChoice, **options: Unpack[ConsumerOptions]) -> raymq.Consumer:
         """A Consumer of a topic, of several, or of all that `raymq.matching(pattern)` names.
 
         `raymq.Consumer` describes the options.
@@ -549,7 +549,7 @@ class Cluster(ClusterHandle):
 
     @takes_options_of(ConsumerConfig)
     def async_consumer(
-        self, topic: Topics, **options: Unpack[ConsumerOptions]
+        self, topic: TopicChoice, **options: Unpack[ConsumerOptions]
     ) -> raymq.AsyncConsumer:
         """An AsyncConsumer of a topic or of several, with the arguments of `raymq.Consumer`."""
         return raymq.AsyncConsumer(self, topic, **options)

@@ -3,6 +3,8 @@
 consumer         `Consumer`, which blocks
 async_consumer   `AsyncConsumer`, for asyncio
 consumer_config  options, defaults and checks of both
+wanted_topics    the topics that a consumer reads: names, or a pattern
+start_offsets    where it begins to read a queue
 member_queues    the queues of a consumer that shares a topic with its group: they come and go
 membership       its membership in the group: heartbeats, claims, what its program has to do
 group_member     the same as a state machine without I/O

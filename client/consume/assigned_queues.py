@@ -129,14 +129,11 @@ class AssignedQueues:
             shards = {key: self.shard_of(key) for key in queues if key not in state.paused}
             self._give_back()
             for key, shard in shards.items():
-                has_failed = key not in state.fetch_from
-                failure = state.queue_errors.get(key)
+                # A failure is met again after the pause.
                 self._forget(key, shard)
-                if has_failed and failure is not None:
-                    state.queue_errors[key] = failure
-                else:
-                    state.fetch_from[key] = self.positions[key]
+                state.fetch_from[key] = self.positions[key]
                 state.paused.add(key)
+
             for shard in set(shards.values()):
                 # What it asks for now may bring messages of these queues.
                 self._readers[shard].restart()
@@ -204,7 +201,7 @@ class AssignedQueues:
                 state.changed.wait_for(
                     lambda: (
                         self._has_unread()
-                        or state.queue_errors.keys() - state.paused
+                        or state.queue_errors
                         or state.fatal_error
                         or state.closed
                         or is_over()
@@ -327,7 +324,7 @@ class AssignedQueues:
         if state.fatal_error is not None:
             raise state.fatal_error
 
-        for key in sorted(state.queue_errors.keys() - state.paused):
+        for key in sorted(state.queue_errors):
             # Records fetched before the failure come first.
             if not any(fetched.key == key for fetched in state.unread):
                 raise state.queue_errors[key]

@@ -26,7 +26,7 @@ from raymq.store.base.errors import Rejected
 from .consumer import Consumer
 from .consumer_config import ConsumerConfig, ConsumerOptions, QueuesCallback
 from .selector import selector_of
-from .wanted_topics import Topics, WantedTopics
+from .wanted_topics import TopicChoice, WantedTopics
 
 _Found = TypeVar("_Found", bound=Sized)
 
@@ -123,7 +123,7 @@ class AsyncConsumer(OpenClient):
     def __init__(
         self,
         cluster: ClusterHandle,
-        topic: Topics,
+        topic: TopicChoice,
         *,
         clock: Clock | None = None,
         **options: Unpack[ConsumerOptions],
@@ -139,6 +139,7 @@ class AsyncConsumer(OpenClient):
         self._cluster = cluster
         self._clock = clock
         self._options = options
+
         #: the event loop of the first call
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Task[Consumer] | None = None

@@ -44,7 +44,7 @@ from .offsets_by_time import ask_offsets
 from .selector import selector_of
 from .shard_reader import FetchedRecords, ReadState
 from .start_offsets import StartOffsets
-from .wanted_topics import Topics, WantedTopics
+from .wanted_topics import TopicChoice, WantedTopics
 
 #: messages that iteration takes at a time
 ITERATED_TOGETHER = 500
@@ -137,7 +137,7 @@ class Consumer(OpenClient):
     def __init__(
         self,
         cluster: ClusterHandle,
-        topic: Topics,
+        topic: TopicChoice,
         *,
         clock: Clock | None = None,
         **options: Unpack[ConsumerOptions],
@@ -299,7 +299,7 @@ class Consumer(OpenClient):
                 self._read_added_to(route, first)
 
     def _read_added_to(self, route: TopicRoute, first: int) -> None:
-        """Args: `first`: the first queue that is not read yet."""
+        """Read the queues of one topic from number `first` on, which it has got since."""
         added = list(range(first, route.queues))
         committed: dict[int, int] = {}
         if self.group is not None:

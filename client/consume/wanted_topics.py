@@ -21,7 +21,7 @@ class TopicPattern(NamedTuple):
 
 
 #: a topic, several, or those of a pattern
-Topics: TypeAlias = str | Sequence[str] | TopicPattern
+TopicChoice: TypeAlias = str | Sequence[str] | TopicPattern
 
 
 def matching(pattern: str) -> TopicPattern:
@@ -59,7 +59,7 @@ def matching(pattern: str) -> TopicPattern:
 class WantedTopics:
     """The topics of one consumer. `str(wanted)` names them for people."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: TopicChoice) -> None:
         """Raises: Rejected for wrong names, none, or too many."""
         #: the one topic; None: there may be several, and queues are named with their topics
         self.single: str | None = topics if isinstance(topics, str) else None

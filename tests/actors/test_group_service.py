@@ -265,4 +265,3 @@ def test_a_malformed_join_names_its_field(shard: Shard, change, field):
     with pytest.raises(Rejected) as raised:
         shard.host.call("group_beat", {"beats": [fields]})
     assert raised.value.field == field
-

@@ -40,7 +40,9 @@ def test_a_log_of_a_newer_level_is_not_opened() -> None:
     disk = SimulatedDisk()
     write_with_level(disk, KNOWN_LEVEL + 1)
     for _ in range(2):
-        with pytest.raises(Rejected, match=f"level {KNOWN_LEVEL + 1}.* knows {KNOWN_LEVEL}") as raised:
+        with pytest.raises(
+            Rejected, match=f"level {KNOWN_LEVEL + 1}.* knows {KNOWN_LEVEL}"
+        ) as raised:
             open_store(disk)
         assert raised.value.fields["found"] == KNOWN_LEVEL + 1
 
