@@ -222,10 +222,10 @@ class ShardReader(FetchThread):
                     return True
                 # Another replica may lead soon: the pauses are shorter here.
                 if not self._routes.knows_next(self.shard):
-                    state.changed.wait_for(lambda: state.closed, next(self._pauses) / 1000)
+                    state.changed.wait_for(self._ended, next(self._pauses) / 1000)
                 return False
             # Such a failure does not pass by itself: a wrong token, for example.
             state.fatal_error = error
             state.notify()
-            state.changed.wait_for(lambda: state.closed)
+            state.changed.wait_for(self._ended)
             return False

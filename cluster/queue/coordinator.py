@@ -472,9 +472,9 @@ class EndWatcher(FetchThread):
 
     def _fetch(self, stream: FetchStream) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._from is not None)
+            self._changed.wait_for(lambda: self._ended() or self._from is not None)
             start = self._from
-        if self._closed or start is None:
+        if self._ended() or start is None:
             return False
         for fetched in stream.fetch(FetchRequest(self._topic, {0: start}, 1, 1, WATCH_MS)):
             if fetched.error is not None:

@@ -291,6 +291,23 @@ def test_a_client_that_outlives_the_names_of_its_module_ends_without_a_word(
     assert run_to_its_end(cluster, program) == (0, "")
 
 
+def test_no_thread_reads_any_more_when_python_takes_its_modules_down(cluster: FakeCluster) -> None:
+    # One that waits in gRPC then may end the process with a signal.
+    program = """
+        import atexit, threading
+
+        def look():
+            assert not any(thread.name.startswith("raymq-reader") for thread in threading.enumerate())
+
+        # Exit functions run in reverse order.
+        atexit.register(look)
+        client = cluster.consumer("t", start="earliest")
+        assert any(thread.name.startswith("raymq-reader") for thread in threading.enumerate())
+        sys._kept = client
+    """
+    assert run_to_its_end(cluster, program) == (0, "")
+
+
 def test_a_producer_that_is_dropped_while_no_thread_can_start_ends_without_a_word(
     cluster: FakeCluster,
 ) -> None:
