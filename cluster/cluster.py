@@ -12,6 +12,7 @@ from raymq.client.consume.consumer_config import ConsumerConfig, ConsumerOptions
 from raymq.client.consume.wanted_topics import TopicChoice
 from raymq.client.handle import STATUS_TIMEOUT_S, ClusterHandle, shards_of
 from raymq.client.produce.producer_config import ProducerConfig, ProducerOptions
+from raymq.client.topics.delete_topic import delete_topic
 from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.ask import may_lead_no_more, moved
 from raymq.replication.quorum import can_fail_over
@@ -204,6 +205,32 @@ class Cluster(ClusterHandle):
             schema=schema,
             allow_null_values=allow_null_values,
         )
+
+    def delete_topic(self, name: str) -> bool:
+        """Delete a topic with its messages and the offsets that groups have committed in it, on all shards.
+
+        Consumers of it get an error, and members of groups give its queues up. A topic that is made with the same name
+        is another one: it begins empty, at the offsets where this one ended, so that no old offset means a new message.
+        The disk is freed when the files of the log expire. Messages that wait for a delivery time come to the topic of
+        that name, if there is one by then. Neither this nor the loss of the messages can be undone.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("trial", queues=1)
+                cluster.delete_topic("trial")
+            ```
+
+        Returns: True. Durable: on every shard, at return.
+
+        Raises:
+            Rejected: no such topic, or one of RayMQ's own.
+            Unavailable: a shard does not answer. The same call completes the deletion.
+            DeliveryUnknown: a shard did not delete the topic durably within 15 s. The same call completes the deletion.
+        """
+        return delete_topic(self, name)
 
     def add_queues(self, topic: str, queues: int, *, break_key_order: bool = False) -> bool:
         """Give a topic more queues, spread over all shards, while producers and consumers go on.

@@ -189,6 +189,7 @@ def fetch_request(
     seen_epoch: object = None,
     wanted: object = None,
     others: object = None,
+    generations: object = None,
     *,
     wait_limit_ms: int,
 ) -> FetchRequest:
@@ -205,7 +206,19 @@ def fetch_request(
         None if seen_epoch is None else check_integer("seen_epoch", seen_epoch),
         None if wanted is None else check_selector(wanted),
         None if others is None else _check_others(topic, others),
+        None if generations is None else _check_generations(generations),
     )
+
+
+def _check_generations(generations: object) -> dict[str, int]:
+    """Which topics a fetch means. Raises: Rejected."""
+    if type(generations) is not dict or len(generations) > FETCH_TOPICS_MAX:
+        advice = "give {topic: how often it was deleted}"
+        raise wrong_value("generations", generations, advice, FETCH_TOPICS_MAX)
+    return {
+        check_name("generations", name): check_integer("generations", number)
+        for name, number in generations.items()
+    }
 
 
 def _check_others(topic: object, others: object) -> dict[str, dict[int, int]]:

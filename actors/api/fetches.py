@@ -2,7 +2,7 @@
 
     request  {"topic", "offsets": {queue: offset}, "max_bytes", "max_records", "wait_ms"}; with "seen_epoch" any replica
              may answer, with "wanted": [kind, expression] it looks only for these messages. "others": {topic: offsets}
-             reads further topics
+             reads further topics, "generations": {topic: how often one of its name was deleted} says which are meant
     answer   per queue {"queue", "first_offset", "next_offset", "min_offset", "max_offset"} and the records, or
              {"queue", "error"}. After "seen_epoch" also "epoch", for a further topic also "topic"
 

@@ -67,8 +67,11 @@ class FollowerReads:
         epoch = self._epoch()
         if epoch < (request.seen_epoch or 0):
             raise _behind(f"it has heard of epoch {epoch} only", request.seen_epoch, epoch)
-        for key, offset in request.queues().items():
-            self._check_offset(*key, offset)
+        for topic, offsets in request.by_topic():
+            if self._store.state.generation(topic) != request.generation(topic):
+                raise _refusal(f"it knows another deletion of topic {topic!r} than the reader")
+            for queue_id, offset in offsets.items():
+                self._check_offset(topic, queue_id, offset)
         return epoch
 
     def _check_sound(self) -> None:

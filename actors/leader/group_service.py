@@ -16,9 +16,8 @@ from raymq.store.groups.claims import Claim, Commit, claim_value
 from raymq.store.groups.coordinator import Coordinator, GroupStep
 from raymq.store.groups.heartbeat import Beat, BeatAnswer
 from raymq.store.groups.members import CLAIM
-from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.records.requests import AppendedRows
-from raymq.store.state.features import FEATURES, GROUPS_LEVEL, LEVEL, feature_level
+from raymq.store.state.features import GROUPS_LEVEL, feature_level
 from raymq.store.state.shard_state import OFFSETS, offsets_body
 
 logger = logging.getLogger("raymq.commit_log")
@@ -168,10 +167,10 @@ class GroupService:
         return step
 
     def _note_level(self) -> None:
-        """Write the level of the log before its first record of groups. Raises: as `MessageStore.put_inner`."""
+        """Write the level of the log before its first record of groups. Raises: as `put_inner`."""
         if feature_level(self._store.state.progress) < GROUPS_LEVEL:
             self._leader.check_serving()
-            self._store.put_inner([], progress=ServiceProgress(FEATURES, {LEVEL: GROUPS_LEVEL}))
+            self._store.note_feature_level(GROUPS_LEVEL)
 
     def names(self) -> dict[str, int]:
         """Group -> number of members, of those that this shard coordinates."""

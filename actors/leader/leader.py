@@ -35,6 +35,7 @@ from raymq.store.delay.timer_cancel import CancelledTimer
 from raymq.store.log.clean import CleanService
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
+from raymq.store.state.topics import deleted_topic_error
 
 from .appender import AppendedPut, Appender
 from .delays import Delays
@@ -351,11 +352,23 @@ class Leader(ReplicaRole):
 
         self.counters.fetches += 1
         topics = self.store.state.topics
+        gone: list[FetchSlice] = []
         for topic, offsets in request.by_topic():
+            error = deleted_topic_error(self.store.state, topic, request.generation(topic))
+            if error is not None:
+                shown = "" if topic == request.topic else topic
+                gone += [
+                    FetchSlice(queue_id, at, at, -1, -1, None, error, topic=shown)
+                    for queue_id, at in offsets.items()
+                ]
+                continue
             info = topics[check_known(topic, topics)]
             for queue_id in offsets:
                 if not 0 <= queue_id < info.queues:
                     check_integer("offsets", queue_id, 0, info.queues - 1)
+        if gone:
+            # The next fetch comes without these queues.
+            return gone
         found = self._dispatcher.fetch(request)
         if any(isinstance(part.error, OffsetOutOfRange) for part in found):
             # The queues of a newer leader may end later.

@@ -53,7 +53,7 @@ A shard that is being added does not answer those that are about all shards: des
     replicas()                                                      {shard: {replica: endpoint}}
     topics()                                                        {topic: {queues, shards, compacted?, schema?,
                                                                       allow_null_values?, former_queues?,
-                                                                      all_queues?}}
+                                                                      all_queues?, generation?}}
     config()                                                        {options: {option: {value, before?, at_ms?, by?}}}
     check_record(topic, queue_id, offset)                           {}; Corrupt when it is damaged and cannot be mended
     replica_id()                                                    {replica}, between replicas: it can be called
@@ -66,7 +66,9 @@ A shard that is being added does not answer those that are about all shards: des
     move_leader(replica)                                            {}; that replica leads soon, if it can
     note_unclean_recovery(facts)                                    {}; what `cluster.recover_shard` gave up
     note_shards(known, joined)                                      {topics: {topic: arguments of create_topic}}
-    create_topic(name, queues, shards, attributes, on_all, former_queues, hidden_queues)  {created, shards: the joined}
+    create_topic(name, queues, shards, attributes, on_all, former_queues, hidden_queues,  {created, shards: the joined,
+                 generation)                                          generation?: how often the name was deleted}
+    delete_topic(name, generation)                                  {deleted, generation, shards: the joined}
     add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
     set_schema(name, schema)                                        {changed, shards: the joined}
     queue_ranges(topic)                                             {queue_id: [min offset, max offset]}

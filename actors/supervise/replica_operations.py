@@ -77,8 +77,14 @@ def replicas(replica: ReplicaScope) -> dict[str, object]:
 
 def topics(replica: ReplicaScope) -> dict[str, object]:
     """The topics that readers see."""
-    found = replica.parts.store.state.confirmed_topics(replica.roles.role.visible_end)
-    return {topic.name: topic.shown() for topic in found}
+    state = replica.parts.store.state
+    found: dict[str, Any] = {
+        topic.name: topic.shown()
+        for topic in state.confirmed_topics(replica.roles.role.visible_end)
+    }
+    for name in found.keys() & state.deleted_topics.keys():
+        found[name]["generation"] = state.generation(name)
+    return found
 
 
 def config(replica: ReplicaScope) -> dict[str, object]:

@@ -70,8 +70,13 @@ class AssignedQueues:
 
     def add(self, begins: Mapping[QueueKey, int], shard_of: Callable[[QueueKey], int]) -> None:
         """Read further queues. Args: `begins`: queue -> offset. `shard_of`: the shard of a queue."""
-        state = self.state
+        state, topics = self.state, {topic for topic, _ in begins}
         with state.changed:
+            # Of a topic that is read already, the generation stays.
+            new = topics - {topic for topic, _ in self._shards}
+            for topic in new:
+                state.generations.pop(topic, None)
+            state.generations |= self._routes.topics.generations(new) or {}
             # First: a thread that commits without the lock asks for the shard of each position.
             self._shards.update({key: shard_of(key) for key in begins})
             # In place: the thread that takes messages writes other positions without the lock.

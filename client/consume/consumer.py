@@ -164,6 +164,7 @@ class Consumer(OpenClient):
         self._retry_shards: set[int] = set()
 
         self._routes = Routes.of(cluster)
+        self._routes.topics.look_again(self._wanted.names)
         self._starts = StartOffsets(self._routes, config.group)
         #: topic -> its queues that are read, if that are all
         self._queue_counts: dict[str, int] = {}
@@ -173,6 +174,7 @@ class Consumer(OpenClient):
             self._values_of(self._wanted.single)
         state = ReadState(config.fetch_bytes, config.fetch_records, config.unavailable_timeout_ms)
         state.selector = selector_of(config.tags, config.sql)
+        state.passes_over_deleted = bool(self._wanted.pattern)
         self._assigned = AssignedQueues(
             self._routes,
             state,

@@ -14,7 +14,7 @@ from raymq.client.transport.connection import FetchStream
 from raymq.client.transport.nearest import NearestReplicas
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import OffsetOutOfRange, RayMQError, Unavailable
+from raymq.store.base.errors import OffsetOutOfRange, RayMQError, TopicDeleted, Unavailable
 from raymq.store.records.requests import FetchRequest, MessageSelector
 
 from .consumer_config import ReadFrom
@@ -74,6 +74,7 @@ class RangeReader:
             max_records,
             WAIT_MS,
             wanted=self._selector,
+            generations=self._routes.topics.generations([self._topic]),
         )
 
         while True:
@@ -98,6 +99,11 @@ class RangeReader:
                 self._clock.sleep_ms(RETRY_MS)
                 continue
 
+            if any(isinstance(part.error, TopicDeleted) for part in found):
+                generations = self._look_again(request.generations)
+                request = request._replace(generations=generations)
+                continue
+
             # One queue was asked for, so there is one part at most.
             for part in found:
                 if part.error is not None or part.records is None:
@@ -115,6 +121,19 @@ class RangeReader:
                     f"{timeout_s:g} s; the range ends at {last}",
                     shard=self._shard,
                 )
+
+    def _look_again(self, known: dict[str, int] | None) -> dict[str, int] | None:
+        """Which topic of this name there is now. Its offsets are those that were asked for, or none of them.
+
+        Args: `known`: what the shard has refused. Raises: Rejected if there is none.
+        """
+        topics = self._routes.topics
+        topics.forget([self._topic])
+        topics.find(self._topic)
+        found = topics.generations([self._topic])
+        if found == known:
+            raise Unavailable(f"topic {self._topic} is being deleted", shard=self._shard)
+        return found
 
     def _open_stream(self) -> FetchStream:
         if self._nearest is not None:

@@ -16,7 +16,7 @@ from raymq.client.transport.fetch_thread import FetchThread
 from raymq.client.transport.nearest import NearestReplicas
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Unavailable
+from raymq.store.base.errors import RayMQError, TopicDeleted, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
 from raymq.store.state.topics import QueueKey
 
@@ -68,6 +68,10 @@ class ReadState:
     #: why nothing can be read at all
     fatal_error: RayMQError | None = None
     closed: bool = False
+    #: topic -> how often one of its name was deleted before, if that ever happened: the topics that this reader means
+    generations: dict[str, int] = field(default_factory=dict)
+    #: deleted topics are passed over in silence
+    passes_over_deleted: bool = False
     #: only these messages; None: all
     selector: MessageSelector | None = None
     #: called by readers now and then, to look for queues that were added to the topic. It must not block
@@ -161,6 +165,12 @@ class ShardReader(FetchThread):
             *(first, offsets, state.fetch_bytes, max_records, wait_ms),
             wanted=state.selector,
             others=topics or None,
+            generations={
+                topic: state.generations[topic]
+                for topic in (first, *topics)
+                if topic in state.generations
+            }
+            or None,
         )
 
     def _check_back(self, stream: FetchStream) -> None:
@@ -186,6 +196,10 @@ class ShardReader(FetchThread):
 
         if part.error is not None or part.records is None:
             del state.fetch_from[key]
+            if isinstance(part.error, TopicDeleted):
+                self._routes.topics.forget([key[0]])
+                if state.passes_over_deleted:
+                    return
             state.queue_errors[key] = part.error or Unavailable("an empty answer", shard=self.shard)
             return
         if part.first_offset != wanted[key] or part.next_offset <= part.first_offset:

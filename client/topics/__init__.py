@@ -1,6 +1,7 @@
 """Topics on every shard of a cluster.
 
-new_topic   creates a topic on every shard
-add_queues  gives a topic more queues
-add_column  gives the schema of a topic one more column
+new_topic     creates a topic on every shard
+delete_topic  deletes it there
+add_queues    gives a topic more queues
+add_column    gives the schema of a topic one more column
 """

@@ -75,6 +75,9 @@ def create_everywhere(
             arguments = {**arguments, "shards": error.shards}
             continue
         made |= bool(answer["created"]) or was_unknown
+        if answer.get("generation"):
+            # The others may have missed a deletion.
+            arguments = {**arguments, "generation": answer["generation"]}
         cluster.learn_shards(int(answer.get("shards", 0)))
         shard += 1
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shlex
@@ -34,6 +35,8 @@ class TopicRoute(NamedTuple):
     #: queues at its creation: the others were added later
     first_queues: int = 0
     values: TopicValues = TopicValues("")
+    #: how often topics of this name were deleted before
+    generation: int = 0
 
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue. Raises: Rejected for another number."""
@@ -48,7 +51,9 @@ class TopicRoute(NamedTuple):
         return self.shards[queue_id % len(self.shards)]
 
     def is_older_than(self, other: TopicRoute) -> bool:
-        """Whether the other one has more queues or columns."""
+        """Whether the other one has more queues or columns, or was made after this one had been deleted."""
+        if self.generation != other.generation:
+            return self.generation < other.generation
         columns = len(self.values.names), len(other.values.names)
         return self.queues < other.queues or columns[0] < columns[1]
 
@@ -61,7 +66,8 @@ def _topic_route(name: str, facts: dict[str, Any]) -> TopicRoute:
     """The route of a topic, of an answer of operation `topics`."""
     queues = int(facts["queues"])
     first = int((facts.get("former_queues") or [queues])[0])
-    return TopicRoute(name, queues, tuple(facts["shards"]), first, TopicValues.of(name, facts))
+    values, generation = TopicValues.of(name, facts), int(facts.get("generation", 0))
+    return TopicRoute(name, queues, tuple(facts["shards"]), first, values, generation)
 
 
 class ShardRoutes(Protocol):
@@ -83,6 +89,11 @@ class ShardRoutes(Protocol):
         self, shards: Iterable[int], op: str, args: Mapping[str, object], timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
         """The answers of shards."""
+
+    def call(
+        self, shard: int, op: str, args: Mapping[str, object], timeout_s: float
+    ) -> dict[str, Any]:
+        """An answer of a shard's leader."""
 
     def refresh(self) -> None:
         """Look the endpoints up again."""
@@ -111,6 +122,27 @@ class TopicRoutes:
     def cached(self, name: str) -> TopicRoute | None:
         """A topic's queues, if they were looked up before."""
         return self._topics.get(name)
+
+    def look_again(self, names: Iterable[str]) -> None:
+        """Ask for topics that are known: they may have been deleted and made again. Never raises for a silent shard."""
+        if any(name in self._topics for name in names):
+            # The first shard is the first one that deletes a topic, and makes it again.
+            with contextlib.suppress(Unavailable):
+                found = self._routes.call(0, "topics", {}, CALL_TIMEOUT_S)
+                self.forget(name for name in names if name not in found)
+                self.note(found)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Look topics up again when they are needed next: they were deleted."""
+        with self._lock:
+            gone = set(names)
+            self._topics = {name: route for name, route in self._topics.items() if name not in gone}
+
+    def generations(self, names: Iterable[str]) -> dict[str, int] | None:
+        """Topic -> how often it was deleted before, of those of which that is so; None: of none."""
+        routes = (self._topics.get(name) for name in names)
+        found = {route.name: route.generation for route in routes if route and route.generation}
+        return found or None
 
     def known(self) -> list[TopicRoute]:
         """The topics that were looked up before."""

@@ -99,6 +99,20 @@ def topic_create(options: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
+def topic_delete(options: argparse.Namespace, console: Console) -> int:
+    """raymq topic delete TOPIC --yes"""
+    if not options.yes:
+        raise Rejected(
+            f"the messages of {options.topic} and the offsets of groups would be lost: add --yes",
+            field="--yes",
+            limit="--yes",
+        )
+    with cluster_of(options, console) as cluster:
+        cluster.delete_topic(options.topic)
+    console.result(options, {"topic": options.topic, "deleted": True}, f"{options.topic}: deleted")
+    return EXIT_OK
+
+
 def _topic_options(options: argparse.Namespace) -> dict[str, object]:
     """What `raymq topic create` gives to `Cluster.create_topic`, besides name and queues. Raises: Rejected."""
     found: dict[str, Any] = {"compacted": True} if options.compacted else {}

@@ -58,6 +58,7 @@ RUNS: dict[str, RunCommand] = {
     "config set": config_commands.config_set,
     "topic list": commands.TOPIC_LIST,
     "topic create": commands.topic_create,
+    "topic delete": commands.topic_delete,
     "topic add-queues": commands.ADD_QUEUES,
     "topic add-column": commands.topic_add_column,
     "topic describe": commands.TOPIC_DESCRIBE,
@@ -243,6 +244,10 @@ topic create  = create_topic
         string, decimal(9,2), array<date>, struct<city:string,...>; "NAME:TYPE not null" needs a value; may be
         repeated (default: values are bytes)
     --allow-null-values  a value may be null, which is not an empty value
+topic delete  = delete_topic
+    @json @cluster
+    topic TOPIC  name of the topic
+    --yes  its messages and the offsets of groups are lost
 topic add-queues  = add_queues
     @json @cluster
     topic TOPIC  name of the topic

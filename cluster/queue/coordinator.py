@@ -476,7 +476,7 @@ class EndWatcher(FetchThread):
             start = self._from
         if self._ended() or start is None:
             return False
-        for fetched in stream.fetch(FetchRequest(self._topic, {0: start}, 1, 1, WATCH_MS)):
+        for fetched in stream.fetch(self._request(start)):
             if fetched.error is not None:
                 raise fetched.error
             with self._changed:
@@ -484,6 +484,10 @@ class EndWatcher(FetchThread):
                     self._from = None
             self._notify(fetched.max_offset)
         return True
+
+    def _request(self, start: int) -> FetchRequest:
+        generations = self._routes.topics.generations([self._topic])
+        return FetchRequest(self._topic, {0: start}, 1, 1, WATCH_MS, generations=generations)
 
     def close(self) -> None:
         """End the thread."""

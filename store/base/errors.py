@@ -143,6 +143,10 @@ class TopicWithOtherQueues(Rejected):
     """The topic exists with another number of queues. Fields: queues."""
 
 
+class TopicDeleted(Rejected):
+    """The topic was deleted since the reader began; there may be another one of its name."""
+
+
 class StoreDamaged(Corrupt):
     """The store cannot be opened: bytes changed, are gone, or cannot be trusted. A copy of another replica mends it."""
 

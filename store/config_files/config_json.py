@@ -62,6 +62,8 @@ class Tables(NamedTuple):
     levels: Mapping[str, Any]
     #: topic and id of each consume queue
     queues: list[tuple[str, int]]
+    #: names of which a topic was deleted: another one may exist
+    deleted: frozenset[str] = frozenset()
 
 
 def tables_of(store: ServiceHost) -> Tables:
@@ -72,6 +74,7 @@ def tables_of(store: ServiceHost) -> Tables:
         {key: dict(table) for key, table in list(state.offsets.items())},
         dict(state.progress.get(LEVELS_SERVICE, {})),
         store.queues(),
+        frozenset(state.deleted_topics),
     )
 
 
@@ -248,8 +251,11 @@ def _export_topics(tables: Tables, table: Table) -> None:
     """Raise the numbers of queues in the file to those of the state, and add missing topics."""
     queues = {info.name: info.queues for info in tables.topics.values()}
     # A queue that has messages must be readable even if its topic was never created here (retry and dead letters).
+    gone = tables.deleted - tables.topics.keys()
+    for name in gone:
+        table.get("topicConfigTable", {}).pop(name, None)
     for topic, queue_id in tables.queues:
-        if not is_system_topic(topic):
+        if not is_system_topic(topic) and topic not in gone:
             queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     if not queues:
         return
@@ -306,6 +312,10 @@ def _keys_to_import(found: Table, have: Table, is_new: bool) -> list[Any]:
 
 
 def _export_offsets(tables: Tables, table: Table) -> None:
+    for name in list(table.get("offsetTable", {})):
+        if name.partition("@")[0] in tables.deleted:
+            # Those of a topic that was made again are added below.
+            del table["offsetTable"][name]
     if tables.offsets:
         add_offsets(table, tables.offsets)
 

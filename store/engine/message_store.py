@@ -56,13 +56,18 @@ from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.queues.get_message import BYTES_MAX, GetMessage, GetMessageResult
 from raymq.store.queues.message_filter import LookLimit, MessageFilter
 from raymq.store.queues.raw_records import fault_of, records_before
-from raymq.store.queues.reader import QueueReader
+from raymq.store.queues.reader import QueueReader, out_of_range
 from raymq.store.queues.reput_service import ReputService
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.services.checkpoint_service import CheckpointService
 from raymq.store.services.staged_rows import StagedGuard
 from raymq.store.services.write_decisions import DecisionGuard
-from raymq.store.state.features import check_feature_level
+from raymq.store.state.features import (
+    FEATURES,
+    LEVEL,
+    check_feature_level,
+    feature_level,
+)
 from raymq.store.state.producer_table import ProducerTable
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
@@ -114,6 +119,9 @@ class MessageStore:
         self.on_options: list[Callable[[], None]] = []
 
         self.consume_queues = ConsumeQueues(log.root, log.config, files=log.files)
+        self.consume_queues.first_offset = lambda topic, queue: self.state.first_offset(
+            topic, queue
+        )
         self.reader = QueueReader(log, self.consume_queues, self.state)
         self.compaction = CompactionStore(log, self.consume_queues, self.state)
         self.index = IndexService(log.root, log.config, files=log.files, clock=log.clock)
@@ -429,6 +437,14 @@ class MessageStore:
         """Append messages of the store's own services: `InnerPut.put`."""
         return self.inner_put.put(messages, progress=progress)
 
+    def note_feature_level(self, level: int) -> None:
+        """Write that the log uses a level of features, unless it says so. Callers: before the first record of it.
+
+        Raises: as `put_inner`.
+        """
+        if feature_level(self.state.progress) < level:
+            self.put_inner([], progress=ServiceProgress(FEATURES, {LEVEL: level}))
+
     def begin_next_file(self) -> AppendedRows:
         """End the commit log file that is written, however full it is: `InnerPut.begin_next_file`."""
         return self.inner_put.begin_next_file()
@@ -508,7 +524,9 @@ class MessageStore:
         """The half-open range of readable offsets of a queue. That of a compacted queue begins at the first message
         left."""
         if self.compaction.owns(topic):
-            return self.compaction.queue_range(topic, queue_id)
+            low, high = self.compaction.queue_range(topic, queue_id)
+            first = self.state.first_offset(topic, queue_id)
+            return max(low, first), max(high, first)
         return self.consume_queues.range(topic, queue_id)
 
     def offset_by_time(
@@ -520,8 +538,10 @@ class MessageStore:
         """
         self._check_readable()
         if self.compaction.owns(topic):
-            return compacted_offset_by_time(self.compaction, topic, queue_id, time_ms, boundary)
-        return self.query.offset_by_time(topic, queue_id, time_ms, boundary)
+            found = compacted_offset_by_time(self.compaction, topic, queue_id, time_ms, boundary)
+        else:
+            found = self.query.offset_by_time(topic, queue_id, time_ms, boundary)
+        return max(found, self.state.first_offset(topic, queue_id))
 
     def fetch(
         self,
@@ -542,6 +562,9 @@ class MessageStore:
         read = partial(self.reader.fetch, look=look)
         if self.compaction.owns(topic):
             read = partial(self.compaction.fetch)
+            if offset < self.state.first_offset(topic, queue_id):
+                # Any other offset may be asked for: superseded messages are passed over.
+                raise out_of_range(topic, queue_id, offset, *self.queue_range(topic, queue_id))
         fetch = partial(read, max_bytes=max_bytes, max_records=max_records, wanted=wanted)
         found = self._with_sound_unit(fetch, topic, queue_id, offset)
         self.stats.note_get(0 if found.records is None else len(found.records))

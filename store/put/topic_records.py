@@ -8,8 +8,20 @@ from dataclasses import replace
 
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.records.requests import AppendedRows
-from raymq.store.state.shard_state import TOPIC, ShardState, TopicInfo, topic_body
-from raymq.store.state.topics import check_more_queues, check_new_schema, check_new_topic
+from raymq.store.state.shard_state import (
+    TOPIC,
+    ShardState,
+    TopicInfo,
+    deleted_topic_body,
+    topic_body,
+)
+from raymq.store.state.topics import (
+    check_more_queues,
+    check_new_schema,
+    check_new_topic,
+    refuse_system_topic,
+    unknown_topic,
+)
 
 from .inner_put import InnerPut
 
@@ -77,6 +89,27 @@ class TopicRecords:
         with self._lock:
             info = check_new_schema(name, schema, self._state.topics)
             return None if info is None else self._put(info)
+
+    def delete(self, name: str, generation: int | None = None) -> AppendedRows | None:
+        """Delete a topic, or every topic of this name before a generation.
+
+        Args: `generation`: how often topics of the name were deleted on another shard; None: once more than here.
+        Returns: None if they are deleted already. Raises: Rejected for a topic that is not for users, and without
+        `generation` for one that does not exist.
+        """
+        refuse_system_topic(name)
+        with self._lock:
+            here = self._state.generation(name)
+            if generation is None:
+                if name not in self._state.topics:
+                    raise unknown_topic(name)
+                generation = here + 1
+            if generation <= here:
+                return None
+            body = deleted_topic_body(name, generation)
+            appended = self._inner_put.put_state_record(TOPIC, body)
+            self._ends[name] = appended.end_offset
+            return appended
 
     def _put(self, info: TopicInfo) -> AppendedRows:
         """Append the record of a topic. Needs the lock."""

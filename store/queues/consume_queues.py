@@ -51,6 +51,8 @@ class ConsumeQueues:
         self.on_differing: Callable[[], None] = lambda: None
         #: called with the range of the log whose records may have lost their units
         self.on_lost_units: Callable[[int, int], None] = lambda start, stop: None
+        #: the first offset that a queue may have: those below were of a deleted topic
+        self.first_offset: Callable[[str, int], int] = lambda topic, queue_id: 0
 
     def load(self, *, after_crash: bool, sound_below: int, erases: bool = True) -> None:
         """Find and recover all queues. Args: as of `ConsumeQueue.recover`. Raises: Corrupt."""
@@ -144,6 +146,11 @@ class ConsumeQueues:
 
     def range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The half-open range of readable offsets of a queue; (0, 0) without one. Raises: as `get`."""
+        low, high = self._range_on_disk(topic, queue_id)
+        first = self.first_offset(topic, queue_id)
+        return (low, high) if low >= first else (first, max(high, first))
+
+    def _range_on_disk(self, topic: str, queue_id: int) -> tuple[int, int]:
         end = self._unopened.get((topic, queue_id))
         if end is not None and not self._min_physical:
             # Nothing was ever deleted, so the queue begins at 0.

@@ -100,7 +100,7 @@ class GetMessage:
         Raises: Corrupt for a missing, damaged or unreadable record.
         """
         queue = self._queues.find(topic, queue_id)
-        low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+        low, high = self._queues.range(topic, queue_id)
         refused = self.refuse(topic, queue_id, offset, low, high)
         if refused is not None or queue is None:
             return refused or nothing(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, low, high)

@@ -116,6 +116,12 @@ class FetchRequest(NamedTuple):
     wanted: MessageSelector | None = None
     #: further topics: their queues -> offsets
     others: dict[str, dict[int, int]] | None = None
+    #: topic -> how often one of its name had been deleted when the reader began, if that ever happened
+    generations: dict[str, int] | None = None
+
+    def generation(self, topic: str) -> int:
+        """How often a topic of this name had been deleted when the reader began."""
+        return 0 if self.generations is None else self.generations.get(topic, 0)
 
     def by_topic(self) -> list[tuple[str, dict[int, int]]]:
         """Each topic with its queues -> offsets."""

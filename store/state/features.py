@@ -17,8 +17,10 @@ FEATURES = "features"
 LEVEL = "level"
 #: records of consumer groups: GROUP, MEMBER, CLAIM
 GROUPS_LEVEL = 1
+#: TOPIC records of deleted topics
+DELETED_TOPICS_LEVEL = 2
 #: what this version knows
-KNOWN_LEVEL = GROUPS_LEVEL
+KNOWN_LEVEL = DELETED_TOPICS_LEVEL
 
 
 def feature_level(progress: Mapping[str, Mapping[str, Any]]) -> int:

@@ -118,6 +118,19 @@ class TopicInfo:
         return facts
 
 
+class DeletedTopic(NamedTuple):
+    """What is left of deleted topics of one name. The offsets of its queues are never used again."""
+
+    #: how often a topic of this name was deleted. One that exists has this number, too
+    generation: int
+    #: queue -> the first offset of a later topic's queue
+    first_offsets: dict[int, int]
+
+
+#: of a name of which no topic was deleted
+NEVER_DELETED = DeletedTopic(0, {})
+
+
 class Admission(NamedTuple):
     """The part of a batch that is already stored."""
 
@@ -166,6 +179,8 @@ class ShardState:
     def clear(self) -> None:
         """Forget everything."""
         self.topics: dict[str, TopicInfo] = {}
+        #: by name, also of topics that were made again
+        self.deleted_topics: dict[str, DeletedTopic] = {}
         #: next queue offset of every queue that has records, over the full local log
         self.next_offsets: dict[tuple[str, int], int] = {}
         self.producers.clear()
@@ -341,7 +356,9 @@ class ShardState:
             return parts is not None
 
         value = json.loads(body)
-        if kind == TOPIC:
+        if kind == TOPIC and value.get("deleted"):
+            self._delete_topic(_text(value["name"]), int(value["generation"]))
+        elif kind == TOPIC:
             self._add_topic(
                 value["name"],
                 value["queues"],
@@ -447,6 +464,9 @@ class ShardState:
                 more |= {"f": list(topic.former_queues), "h": topic.hidden_queues}
             shards = list(topic.shards)
             yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **more}
+        for name, deleted in self.deleted_topics.items():
+            first = {str(queue_id): offset for queue_id, offset in deleted.first_offsets.items()}
+            yield {"t": "deleted", "n": name, "g": deleted.generation, "f": first}
         for (group, name), table in self.offsets.items():
             offsets = {str(queue_id): offset for queue_id, offset in table.items()}
             yield {"t": "offsets", "g": group, "n": name, "o": offsets}
@@ -478,6 +498,9 @@ class ShardState:
                         former_queues=row.get("f", ()),
                         hidden_queues=row.get("h", 0),
                     )
+                case "deleted":
+                    first = {int(q): int(o) for q, o in row["f"].items()}
+                    self.deleted_topics[_text(row["n"])] = DeletedTopic(int(row["g"]), first)
                 case "queue":
                     self.next_offsets[_text(row["n"]), int(row["q"])] = int(row["o"])
                 case "offsets":
@@ -536,6 +559,31 @@ class ShardState:
         )
         self._topic_changes += 1
 
+    def _delete_topic(self, name: str, generation: int) -> None:
+        """Account for a deletion. Another topic of this name goes on at the offsets where this one ended.
+
+        Claims of consumer groups stay: their numbers fence former owners of the queues.
+        """
+        before = self.deleted_topics.get(name, NEVER_DELETED)
+        if generation <= before.generation:
+            # Repeated.
+            return
+        own = {
+            queue: offset for (topic, queue), offset in self.next_offsets.items() if topic == name
+        }
+        self.deleted_topics[name] = DeletedTopic(generation, {**before.first_offsets, **own})
+        self.topics.pop(name, None)
+        self.offsets = {key: table for key, table in self.offsets.items() if key[1] != name}
+        self._topic_changes += 1
+
+    def generation(self, topic: str) -> int:
+        """How often a topic of this name was deleted. Callers: any thread."""
+        return self.deleted_topics.get(topic, NEVER_DELETED).generation
+
+    def first_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset that a queue may have: those below were of a deleted topic. Callers: any thread."""
+        return self.deleted_topics.get(topic, NEVER_DELETED).first_offsets.get(queue_id, 0)
+
 
 #: one encoder for all calls: json.dumps makes one for each
 _json = json.JSONEncoder(separators=(",", ":")).encode
@@ -554,6 +602,11 @@ def topic_body(topic: TopicInfo) -> bytes:
         former = list(topic.former_queues)
         value |= {"former_queues": former, "hidden_queues": topic.hidden_queues}
     return _json(value).encode()
+
+
+def deleted_topic_body(name: str, generation: int) -> bytes:
+    """The body of the TOPIC record of a deletion. Args: `generation`: how often topics of the name are deleted then."""
+    return _json({"name": name, "deleted": True, "generation": generation}).encode()
 
 
 def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:

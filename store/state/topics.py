@@ -8,10 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Rejected, TopicOnOtherShards, TopicWithOtherQueues
+from raymq.store.base.errors import (
+    Rejected,
+    TopicDeleted,
+    TopicOnOtherShards,
+    TopicWithOtherQueues,
+    Unavailable,
+)
 from raymq.store.base.format import DLQ_PREFIX, RETRY_PREFIX
 
-from .shard_state import CLEANUP_POLICY, COMPACTION, DELETE, TopicInfo
+from .shard_state import CLEANUP_POLICY, COMPACTION, DELETE, ShardState, TopicInfo
 from .topic_schema import ALLOWED, NULL_VALUES, SCHEMA, check_schema, extends
 
 #: the first part of the names of internal topics, both RocketMQ's (TopicValidator.SYSTEM_TOPIC_PREFIX) and RayMQ's
@@ -200,14 +206,42 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
     if info is None:
         refuse_system_topic(topic)
         fmt.check_topic_name(topic)
-        fault = f"topic {topic} does not exist; create it first (`raymq topic create {shlex.quote(topic)}`)"
-        raise Rejected(fault, field="topic", limit="an existing topic")
+        raise unknown_topic(topic)
     if not 0 <= queue_id < info.queues:
         raise Rejected(
             f"queue {queue_id} of topic {topic} does not exist; it has queues 0 to {info.queues - 1}",
             field="queue_id",
             limit=info.queues - 1,
         )
+
+
+def unknown_topic(topic: str) -> Rejected:
+    """The refusal of a topic that does not exist."""
+    fault = (
+        f"topic {topic} does not exist; create it first (`raymq topic create {shlex.quote(topic)}`)"
+    )
+    return Rejected(fault, field="topic", limit="an existing topic")
+
+
+def deleted_topic_error(state: ShardState, topic: str, generation: int) -> TopicDeleted | None:
+    """Why a reader of a topic gets nothing: its topic was deleted. None: it was not.
+
+    Args: `generation`: how often topics of this name had been deleted when the reader began.
+    Raises: Unavailable if the last deletion is not known here yet.
+    """
+    here = state.generation(topic)
+    if generation > here:
+        raise Unavailable(
+            f"this shard does not know yet that topic {topic} was deleted and made again; ask again",
+            field="topic",
+            limit=here,
+            found=generation,
+        )
+    if generation == here and (not here or topic in state.topics):
+        return None
+    again = ", and another one of its name was made" if topic in state.topics else ""
+    fault = f"topic {topic} was deleted{again}: make another consumer to read what there is now"
+    return TopicDeleted(fault, field="topic", limit="a topic that exists", found=topic)
 
 
 def is_system_topic(name: str) -> bool:

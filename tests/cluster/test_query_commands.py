@@ -1,4 +1,4 @@
-"""`raymq topic query`, `tail` and `browse`, at two real shards."""
+"""`raymq topic query`, `tail`, `browse` and `delete`, at two real shards."""
 
 from __future__ import annotations
 
@@ -229,3 +229,14 @@ def test_times_are_absolute_or_so_long_ago(text: str, expected: datetime) -> Non
 def test_other_texts_are_refused_as_times(text: Any) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time"):
         time_of(text, clock=ManualClock(NOW_MS))
+
+
+def test_a_topic_is_deleted_only_with_yes(shell: Shell, cluster: Cluster) -> None:
+    cluster.create_topic("trial", queues=1)
+    assert shell.run("topic", "delete", "trial") == 2
+    assert "add --yes" in shell.err
+    assert "trial" in cluster.topics()
+    assert shell.run("topic", "delete", "trial", "--yes", "--json") == 0
+    assert json.loads(shell.stdout.getvalue()) == {"topic": "trial", "deleted": True}
+    assert shell.run("topic", "delete", "trial", "--yes") == 2
+    assert "'trial' does not exist" in shell.err

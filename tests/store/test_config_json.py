@@ -148,6 +148,33 @@ def test_the_files_say_at_the_end_what_the_state_says_and_keep_what_is_not_ours(
         assert load(tmp_path, f"{name}.bak") == value
 
 
+def test_a_deleted_topic_leaves_the_files_with_its_offsets(tmp_path):
+    store = open_store(tmp_path)
+    for name in ("gone", "again", "stays"):
+        store.topics.create(name, 2, [0])
+        store.put(request([b"x"], topic=name))
+        store.commit_offsets("g", name, {0: 1, 1: 0})
+    store.log.note_confirmed(store.log.end)
+    store.dispatch(store.log.end)
+    write_back(store)
+    for name in ("gone", "again"):
+        store.topics.delete(name)
+    store.topics.create("again", 1, [0])
+    store.commit_offsets("g", "again", {0: 1})
+    write_back(store)
+
+    directory = tmp_path / "config"
+    topics = fastjson.loads((directory / "topics.json").read_text())["topicConfigTable"]
+    assert {name for name in topics if not name.startswith("rmq_sys")} == {"again", "stays"}
+    offsets = fastjson.loads((directory / "consumerOffset.json").read_text())["offsetTable"]
+    assert offsets == {"again@g": {0: 1}, "stays@g": {0: 1, 1: 0}}
+    close(store)
+    # RocketMQ did not change them: nothing comes back.
+    store = open_store(tmp_path)
+    assert set(store.state.topics) == {"again", "stays"}
+    close(store)
+
+
 def test_files_that_say_it_already_are_left_alone(tmp_path):
     store = open_store(tmp_path)
     assert write_back(store) == []

@@ -14,7 +14,7 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.log.recovery.snapshot_head import read_head
 from raymq.store.records import record
-from raymq.store.state.shard_state import SNAPSHOT, TOPIC, ShardState
+from raymq.store.state.shard_state import SNAPSHOT, TOPIC, ShardState, deleted_topic_body
 from raymq.store.tools.inspect import verify
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -41,12 +41,30 @@ def full_state() -> ShardState:
         body = b'{"group":"g","topic":"t%d","offsets":{"1":8}}' % number
         state.apply_state_record("OFFSETS", body)
     state.apply_state_record("EPOCH", b'{"epoch":4}')
+    # One topic was deleted, another one deleted and made again.
+    for name in ("t8", "t9"):
+        state.apply_state_record(TOPIC, deleted_topic_body(name, 1))
+    state.apply_state_record(TOPIC, b'{"name":"t9","queues":2,"shards":[0]}')
     return state
 
 
 def reported(state: ShardState) -> dict[str, object]:
     facts = {name: value for name, value in vars(state).items() if not name.startswith("_")}
     return {**facts, "producers": known(state.producers)}
+
+
+def test_a_deleted_topic_takes_its_offsets_with_it_and_its_name_keeps_the_places() -> None:
+    state = full_state()
+    assert "t8" not in state.topics
+    assert [key for key in state.offsets if key[1] in ("t8", "t9")] == []
+    assert [state.generation(name) for name in ("t7", "t8", "t9")] == [0, 1, 1]
+    assert [state.first_offset(name, 1) for name in ("t7", "t8", "t9")] == [0, 8, 8]
+    assert state.next_offsets["t9", 1] == 8
+    # Repeated, or late: the topic that was made since stays.
+    state.apply_state_record(TOPIC, deleted_topic_body("t9", 1))
+    assert "t9" in state.topics
+    state.apply_state_record(TOPIC, deleted_topic_body("t9", 2))
+    assert "t9" not in state.topics
 
 
 def test_a_state_comes_back_from_the_parts_of_its_snapshot() -> None:

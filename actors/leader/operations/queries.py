@@ -100,6 +100,9 @@ def find_messages(
         name = UNIQ_KEY if is_unique else KEYS
         if key not in properties.get(name, "").split(KEY_SEPARATOR):
             continue
+        if row["queue_offset"] < store.state.first_offset(topic, row["queue_id"]):
+            # Of a deleted topic of this name.
+            continue
         shown = None
         # Of a compacted topic the record may be one that no reader gets any more.
         if len(record) <= left and not info.compacted:
@@ -123,7 +126,10 @@ def place_of_message(leader: LeaderScope, message_id: str) -> dict[str, object]:
         raise
 
     row = batch.select(["topic", "queue_id", "queue_offset"]).to_pylist()[0]
-    if is_system_topic(row["topic"]):
+    state = leader.store.state
+    if is_system_topic(row["topic"]) or row["topic"] not in state.topics:
+        return {}
+    if row["queue_offset"] < state.first_offset(row["topic"], row["queue_id"]):
         return {}
     return {"topic": row["topic"], "queue_id": row["queue_id"], "offset": row["queue_offset"]}
 

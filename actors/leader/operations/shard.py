@@ -64,6 +64,7 @@ def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, objec
             "shards": list(info.shards),
             "attributes": dict(info.attributes),
             "former_queues": list(info.former_queues),
+            "generation": leader.store.state.generation(info.name),
             "hidden_queues": info.hidden_queues,
         }
         for info in list(leader.store.state.topics.values())

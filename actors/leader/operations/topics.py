@@ -14,6 +14,7 @@ from raymq.actors.api.operations import (
 )
 from raymq.store.base.errors import TopicOnOtherShards
 from raymq.store.records.requests import AppendedRows
+from raymq.store.state.features import DELETED_TOPICS_LEVEL
 from raymq.store.state.topics import QUEUES_MAX
 
 from .scope import LeaderScope, joined_shards, known_shards, shard_of, topic_of
@@ -28,13 +29,17 @@ def create_topic(
     on_all: bool = False,
     former_queues: list[int] | None = None,
     hidden_queues: int = 0,
+    generation: int = 0,
 ) -> dict[str, object]:
     """Create a topic.
 
     Args: `on_all`: a new one must be on all shards. `former_queues`, `hidden_queues`: of a topic that has got
-    queues on other shards. Raises: Rejected naming the shards, for a caller that is older.
+    queues on other shards. `generation`: how often topics of this name were deleted elsewhere: this shard first does
+    what it has missed. Raises: Rejected naming the shards, for a caller that is older.
     """
     leader.check_serving()
+    if generation:
+        _delete(leader, name, generation)
     joined = list(range(joined_shards(leader)))
     if on_all and name not in leader.store.state.topics and shards != joined:
         raise TopicOnOtherShards(
@@ -53,7 +58,36 @@ def create_topic(
         former_queues=_below(former_queues or [], queues),
         hidden_queues=call_arguments.check_integer("hidden_queues", hidden_queues, 0, queues - 1),
     )
-    return {"created": _await_topic(leader, name, appended), "shards": joined_shards(leader)}
+    created = _await_topic(leader, name, appended)
+    answer: dict[str, object] = {"created": created, "shards": joined_shards(leader)}
+    generation = leader.store.state.generation(name)
+    return {**answer, "generation": generation} if generation else answer
+
+
+def delete_topic(leader: LeaderScope, name: str, generation: int = 0) -> dict[str, object]:
+    """Delete a topic on this shard, with the offsets of all groups.
+
+    Args: `generation`: how often topics of this name were deleted on the shard that was asked first; 0: this is the
+    first one, and deletes the topic that exists. Returns: also that number.
+    """
+    leader.check_serving()
+    topics = leader.store.state.topics
+    if not generation and name not in topics and leader.store.state.generation(name):
+        # Repeated, perhaps for the other shards.
+        appended = None
+    else:
+        appended = _delete(leader, name, generation or None)
+    deleted = _await_topic(leader, name, appended)
+    return {
+        "deleted": deleted,
+        "generation": leader.store.state.generation(name),
+        "shards": joined_shards(leader),
+    }
+
+
+def _delete(leader: LeaderScope, name: str, generation: int | None) -> AppendedRows | None:
+    leader.store.note_feature_level(DELETED_TOPICS_LEVEL)
+    return leader.store.topics.delete(name, generation)
 
 
 def add_queues(
@@ -139,6 +173,10 @@ OPERATIONS = {
         on_all=Argument(flag, is_optional=True),
         former_queues=_FORMER_QUEUES,
         hidden_queues=Argument(integer(0, QUEUES_MAX), is_optional=True),
+        generation=Argument(integer(), is_optional=True),
+    ),
+    "delete_topic": operation(
+        delete_topic, name=_NAME, generation=Argument(integer(), is_optional=True)
     ),
     "add_queues": operation(
         add_queues,

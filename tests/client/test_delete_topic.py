@@ -1,0 +1,193 @@
+"""Topics that are deleted, and others of the same names: on real shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import raymq
+from raymq.cluster.cluster import Cluster
+from raymq.store.base.errors import OffsetOutOfRange, Rejected, TopicDeleted, Unavailable
+from tests.support.served_shard import ServedCluster
+from tests.support.waiting import until
+
+SHARDS = 2
+
+
+@pytest.fixture
+def served(tmp_path: Any) -> Iterator[ServedCluster]:
+    with ServedCluster(tmp_path, SHARDS) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(served: ServedCluster) -> Cluster:
+    return served.cluster
+
+
+def send(cluster: Cluster, topic: str, queue_id: int, *bodies: bytes) -> None:
+    with cluster.producer() as producer:
+        for body in bodies:
+            producer.send(topic, body, queue_id=queue_id, index_keys=("k",)).result(30)
+
+
+def read(cluster: Cluster, topic: str, count: int, **options: Any) -> list[bytes]:
+    found: list[bytes] = []
+    with cluster.consumer(topic, **{"start": "earliest", **options}) as consumer:
+        until(
+            lambda: len(found) >= count,
+            lambda: found.extend(message.body for message in consumer.poll(10, 0.2)),
+        )
+        assert consumer.poll(10, 0) == []
+    return found
+
+
+def make_again(cluster: Cluster, queues: int = 2) -> None:
+    """A topic with two messages in each queue, which is deleted and made again."""
+    cluster.create_topic("t", queues=2)
+    for queue_id in range(2):
+        send(cluster, "t", queue_id, b"old", b"old")
+    with cluster.consumer("t", group="g", queues=[0, 1], start="earliest") as consumer:
+        consumer.commit({0: 2, 1: 1})
+    cluster.delete_topic("t")
+    cluster.create_topic("t", queues=queues)
+
+
+def test_a_deleted_topic_is_gone(cluster: Cluster) -> None:
+    cluster.create_topic("t", queues=2)
+    send(cluster, "t", 0, b"a")
+    assert cluster.delete_topic("t") is True
+    assert cluster.topics() == {}
+    with pytest.raises(Rejected, match="does not exist"):
+        cluster.consumer("t", start="earliest")
+    with pytest.raises(Rejected, match="does not exist"):
+        cluster.describe_topic("t")
+    with pytest.raises(Rejected, match="does not exist"), cluster.producer() as producer:
+        producer.send("t", b"b", queue_id=0).result(30)
+    with pytest.raises(Rejected, match="'t' does not exist"):
+        cluster.delete_topic("t")
+
+
+def test_a_topic_of_the_same_name_is_another_one(cluster: Cluster) -> None:
+    make_again(cluster, queues=3)
+    facts = cluster.describe_topic("t")
+    ranges = [(q["min_offset"], q["max_offset"]) for q in facts["queues"]]
+    # No offset is used twice.
+    assert ranges == [(2, 2), (2, 2), (0, 0)]
+    assert facts["messages"] == 0
+    for queue_id in range(3):
+        send(cluster, "t", queue_id, b"new")
+    assert read(cluster, "t", 3) == [b"new"] * 3
+    # The group begins anew.
+    assert read(cluster, "t", 3, group="g") == [b"new"] * 3
+    assert [message.body for message in cluster.query("t", key="k")] == [b"new"] * 3
+    with pytest.raises(OffsetOutOfRange):
+        cluster.message("t", 0, 1)
+    assert cluster.message("t", 0, 2).body == b"new"
+    assert cluster.offsets_for_times("t", 1_500_000_000_000) == {0: 2, 1: 2, 2: 0}
+
+
+def test_it_stays_so_after_a_restart(served: ServedCluster) -> None:
+    make_again(served.cluster)
+    send(served.cluster, "t", 0, b"new")
+    for shard in served.shards:
+        shard.down()
+        shard.up()
+    served.cluster.refresh()
+    assert read(served.cluster, "t", 1) == [b"new"]
+    assert served.cluster.topics()["t"]["generation"] == 1
+    served.cluster.delete_topic("t")
+    served.cluster.create_topic("t", queues=2)
+    send(served.cluster, "t", 1, b"newer")
+    assert read(served.cluster, "t", 1) == [b"newer"]
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_consumer_of_a_deleted_topic_hears_of_it(cluster: Cluster, is_made_again: bool) -> None:
+    cluster.create_topic("t", queues=2)
+    send(cluster, "t", 0, b"a", b"b")
+    with cluster.consumer("t", start="earliest") as consumer:
+        until(lambda: consumer.position(0) == 2, lambda: consumer.poll(10, 0.2))
+        cluster.delete_topic("t")
+        if is_made_again:
+            cluster.create_topic("t", queues=2)
+            send(cluster, "t", 0, b"c")
+        with pytest.raises(TopicDeleted, match="topic t was deleted"):
+            until(lambda: False, lambda: consumer.poll(10, 0.2))
+    if is_made_again:
+        # The next one reads the new topic, at the first try.
+        assert read(cluster, "t", 1) == [b"c"]
+
+
+def test_members_give_up_the_queues_of_a_deleted_topic_and_read_the_others(
+    cluster: Cluster,
+) -> None:
+    for name in ("logs-a", "logs-b"):
+        cluster.create_topic(name, queues=1)
+    with cluster.consumer(
+        raymq.matching("logs-*"), group="g", start="earliest", session_timeout_s=1
+    ) as consumer:
+        assert set(consumer.assignment()) == {("logs-a", 0), ("logs-b", 0)}
+        cluster.delete_topic("logs-a")
+        found: list[bytes] = []
+
+        def poll() -> None:
+            found.extend(message.body for message in consumer.poll(10, 0.2))
+
+        until(lambda: set(consumer.assignment()) == {("logs-b", 0)}, poll)
+        send(cluster, "logs-b", 0, b"b")
+        until(lambda: found == [b"b"], poll)
+        # Another topic of that name is read from its beginning.
+        cluster.create_topic("logs-a", queues=1)
+        send(cluster, "logs-a", 0, b"a")
+        until(lambda: found == [b"b", b"a"], poll)
+
+
+def test_a_shard_that_missed_the_deletion_does_not_take_the_old_topic_for_the_new_one(
+    served: ServedCluster,
+) -> None:
+    cluster = served.cluster
+    cluster.create_topic("t", queues=2)
+    for queue_id in range(2):
+        send(cluster, "t", queue_id, b"old")
+    # The call ended after the first shard.
+    cluster.call(0, "delete_topic", {"name": "t"})
+    cluster.create_topic("t", queues=2)
+    for queue_id in range(2):
+        send(cluster, "t", queue_id, b"new")
+    assert read(cluster, "t", 2) == [b"new"] * 2
+
+
+def test_a_deletion_that_ended_early_is_completed_by_the_same_call(served: ServedCluster) -> None:
+    cluster = served.cluster
+    cluster.create_topic("t", queues=2)
+    served.shards[1].down()
+    with pytest.raises(Unavailable):
+        cluster.call(1, "delete_topic", {"name": "t", "generation": 1}, timeout_s=1)
+    cluster.call(0, "delete_topic", {"name": "t"})
+    served.shards[1].up()
+    cluster.refresh()
+    assert cluster.delete_topic("t") is True
+    assert cluster.call(1, "topics", {}) == {}
+
+
+def test_compacted_topics_can_be_deleted(cluster: Cluster) -> None:
+    cluster.create_topic("c", queues=1, compacted=True)
+    send(cluster, "c", 0, b"old")
+    assert read(cluster, "c", 1) == [b"old"]
+    cluster.delete_topic("c")
+    cluster.create_topic("c", queues=1, compacted=True)
+    assert cluster.describe_topic("c")["messages"] == 0
+    send(cluster, "c", 0, b"new")
+    assert read(cluster, "c", 1) == [b"new"]
+    with pytest.raises(OffsetOutOfRange):
+        read(cluster, "c", 1, start=0)
+
+
+@pytest.mark.parametrize("name", ["rmq_sys_raymq", "SCHEDULE_TOPIC_XXXX", "a.b", "", 7])
+def test_what_is_no_topic_of_users_is_not_deleted(cluster: Cluster, name: Any) -> None:
+    with pytest.raises(Rejected) as raised:
+        cluster.delete_topic(name)
+    assert raised.value.fields["field"] == "topic"
