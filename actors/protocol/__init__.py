@@ -66,8 +66,9 @@ A shard that is being added does not answer those that are about all shards: des
     move_leader(replica)                                            {}; that replica leads soon, if it can
     note_unclean_recovery(facts)                                    {}; what `cluster.recover_shard` gave up
     note_shards(known, joined)                                      {topics: {topic: arguments of create_topic}}
-    create_topic(name, queues, shards, attributes, on_all, former_queues, hidden_queues,  {created, shards: the joined,
-                 generation)                                          generation?: how often the name was deleted}
+    create_topic(name, queues, shards, attributes, on_all, former_queues, hidden_queues, generation)  {created,
+                                                                      shards: the joined, generation?: how often topics
+                                                                      of the name were deleted}
     delete_topic(name, generation)                                  {deleted, generation, shards: the joined}
     add_queues(name, queues, shards, are_hidden, former_queues, hidden_queues)           {added, shards: the joined}
     set_schema(name, schema)                                        {changed, shards: the joined}

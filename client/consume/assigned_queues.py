@@ -77,6 +77,7 @@ class AssignedQueues:
             for topic in new:
                 state.generations.pop(topic, None)
             state.generations |= self._routes.topics.generations(new) or {}
+
             # First: a thread that commits without the lock asks for the shard of each position.
             self._shards.update({key: shard_of(key) for key in begins})
             # In place: the thread that takes messages writes other positions without the lock.
@@ -110,6 +111,7 @@ class AssignedQueues:
                 state.fetch_from.pop(key, None)
                 state.chosen.discard(key)
                 state.paused.discard(key)
+                state.deleted.discard(key)
                 self._readers[shard].queues.remove(key)
                 left[key] = self.positions.pop(key)
                 del self._shards[key]
@@ -171,6 +173,19 @@ class AssignedQueues:
             self.positions[key] = offset
             self._readers[shard].restart()
             state.notify()
+
+    def begin_again(self, topic: str, begins: Mapping[QueueKey, int]) -> None:
+        """Read queues of another topic that has the name of one that was deleted. Others that have gone are left out.
+
+        Args: `begins`: queue -> offset.
+        """
+        state = self.state
+        with state.changed:
+            state.generations |= self._routes.topics.generations([topic]) or {}
+            for key, offset in begins.items():
+                state.deleted.discard(key)
+                if key in self._shards:
+                    self.seek(key, offset, is_chosen=False)
 
     def _forget(self, key: QueueKey, shard: int) -> None:
         """Drop what was read ahead of a queue, and its failure. Needs the lock."""

@@ -48,6 +48,8 @@ from .wanted_topics import TopicChoice, WantedTopics
 
 #: messages that iteration takes at a time
 ITERATED_TOGETHER = 500
+#: how often to look whether there is another topic with the name of a deleted one
+DELETED_AGAIN_S = 1.0
 
 
 class Consumer(OpenClient):
@@ -164,6 +166,9 @@ class Consumer(OpenClient):
         self._retry_shards: set[int] = set()
 
         self._routes = Routes.of(cluster)
+        #: for topics that come later
+        self._start = config.start
+        self._look_again_s = 0.0
         self._routes.topics.look_again(self._wanted.names)
         self._starts = StartOffsets(self._routes, config.group)
         #: topic -> its queues that are read, if that are all
@@ -417,7 +422,7 @@ class Consumer(OpenClient):
         self, member: MemberQueues, timeout_s: float | None
     ) -> ReceivedMessage | None:
         key = self._assigned.iterated_queue
-        if key is None or member.has_news or not member.may_return(key):
+        if key is None or self.has_news or not member.may_return(key):
             taken: list[FetchedRecords] = []
             try:
                 if self._take_as_member(member, taken, ITERATED_TOGETHER, timeout_s) is None:
@@ -458,6 +463,8 @@ class Consumer(OpenClient):
         check_number("max_records", max_records, 1)
         timeout_s = wait_s(timeout)
         self._check_process()
+        if self._assigned.state.deleted and self.steps_by_itself:
+            self._begin_deleted_again()
         member = self._member
         if member is None:
             return self._assigned.take(taken, max_records, timeout_s, ready_only=ready_only)
@@ -515,12 +522,32 @@ class Consumer(OpenClient):
     @property
     def has_news(self) -> bool:
         """Whether `step` has something to do."""
-        return self._member is not None and self._member.has_news
+        if self._member is not None and self._member.has_news:
+            return True
+        return bool(self._assigned.state.deleted) and self._clock.monotonic() >= self._look_again_s
 
     def step(self) -> None:
         """Do what the membership asks for, as `poll` does by itself. Raises: as `poll`."""
+        if self._assigned.state.deleted:
+            self._begin_deleted_again()
         if self._member is not None:
             self._member.step()
+
+    def _begin_deleted_again(self) -> None:
+        """Read topics that were made with the names of deleted ones, from their beginning. Raises: RayMQError."""
+        if self._clock.monotonic() < self._look_again_s:
+            return
+        self._look_again_s = self._clock.monotonic() + DELETED_AGAIN_S
+        with self._assigned.state.changed:
+            deleted = sorted(self._assigned.state.deleted)
+        for topic in {topic for topic, _ in deleted}:
+            try:
+                route = self._routes.topics.find(topic)
+            except Rejected:
+                # There is none yet. A group takes the queues back meanwhile.
+                continue
+            keys = [key for key in deleted if key[0] == topic and key[1] < route.queues]
+            self._assigned.begin_again(topic, self._begin(keys, self._start))
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""

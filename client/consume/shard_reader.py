@@ -70,8 +70,10 @@ class ReadState:
     closed: bool = False
     #: topic -> how often one of its name was deleted before, if that ever happened: the topics that this reader means
     generations: dict[str, int] = field(default_factory=dict)
-    #: deleted topics are passed over in silence
+    #: deleted topics are no failure
     passes_over_deleted: bool = False
+    #: queues of deleted topics, which are not read until another topic has the name
+    deleted: set[QueueKey] = field(default_factory=set)
     #: only these messages; None: all
     selector: MessageSelector | None = None
     #: called by readers now and then, to look for queues that were added to the topic. It must not block
@@ -199,6 +201,8 @@ class ShardReader(FetchThread):
             if isinstance(part.error, TopicDeleted):
                 self._routes.topics.forget([key[0]])
                 if state.passes_over_deleted:
+                    state.deleted.add(key)
+                    state.notify()
                     return
             state.queue_errors[key] = part.error or Unavailable("an empty answer", shard=self.shard)
             return

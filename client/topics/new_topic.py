@@ -74,6 +74,7 @@ def create_everywhere(
             # It exists, with everything the same but its shards: it is older than some. Or this handle is.
             arguments = {**arguments, "shards": error.shards}
             continue
+
         made |= bool(answer["created"]) or was_unknown
         if answer.get("generation"):
             # The others may have missed a deletion.

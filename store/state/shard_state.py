@@ -458,6 +458,7 @@ class ShardState:
         yield {"t": "time", "v": self.store_time_ms}
         if self.log_epoch:
             yield {"t": "log_epoch", "v": self.log_epoch}
+
         for topic in self.topics.values():
             more: dict[str, Any] = {"a": dict(topic.attributes)} if topic.attributes else {}
             if topic.former_queues:
@@ -467,6 +468,7 @@ class ShardState:
         for name, deleted in self.deleted_topics.items():
             first = {str(queue_id): offset for queue_id, offset in deleted.first_offsets.items()}
             yield {"t": "deleted", "n": name, "g": deleted.generation, "f": first}
+
         for (group, name), table in self.offsets.items():
             offsets = {str(queue_id): offset for queue_id, offset in table.items()}
             yield {"t": "offsets", "g": group, "n": name, "o": offsets}

@@ -10,7 +10,7 @@ import pytest
 import raymq
 from raymq.cluster.cluster import Cluster
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, TopicDeleted, Unavailable
-from tests.support.served_shard import ServedCluster
+from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedCluster
 from tests.support.waiting import until
 
 SHARDS = 2
@@ -143,6 +143,33 @@ def test_members_give_up_the_queues_of_a_deleted_topic_and_read_the_others(
         cluster.create_topic("logs-a", queues=1)
         send(cluster, "logs-a", 0, b"a")
         until(lambda: found == [b"b", b"a"], poll)
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_pattern_goes_on_with_a_topic_that_was_made_again_at_once(
+    served: ServedCluster, group: str | None
+) -> None:
+    cluster = served.cluster
+    cluster.create_topic("logs-a", queues=2)
+    send(cluster, "logs-a", 0, b"old")
+    endpoints = {shard: there for each in served.shards for shard, there in each.endpoints.items()}
+    other = Cluster(
+        name="other", cluster_id=CLUSTER_ID, shards=SHARDS, token=TOKEN, endpoints=endpoints
+    )
+    found: list[bytes] = []
+    with cluster.consumer(raymq.matching("logs-*"), group=group, start="earliest") as consumer:
+
+        def poll() -> None:
+            found.extend(message.body for message in consumer.poll(10, 0.2))
+
+        until(lambda: found == [b"old"], poll)
+        # By another process, before the group's coordinator looks.
+        other.delete_topic("logs-a")
+        other.create_topic("logs-a", queues=2)
+        send(other, "logs-a", 0, b"new")
+        until(lambda: found == [b"old", b"new"], poll)
+        assert consumer.positions()["logs-a", 0] == 2
+    other.close()
 
 
 def test_a_shard_that_missed_the_deletion_does_not_take_the_old_topic_for_the_new_one(

@@ -1044,6 +1044,7 @@ def test_the_top_level_names_are_exactly_these_and_lazy() -> None:
         "AsyncConsumer",
         "Queue",
         "errors",
+        "matching",
         "__version__",
     }
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
