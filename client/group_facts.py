@@ -14,33 +14,26 @@ if TYPE_CHECKING:
 def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
     """See `Cluster.groups`."""
     found: dict[str, dict[str, Any]] = {}
+    paused: set[str] = set()
     for shard in range(cluster.shards):
         answer = cluster.call(shard, "groups", {})
         for name, members in answer["coordinated"].items():
             found[name] = {"kind": "stream", "members": members}
+        paused.update(answer.get("paused", ()))
         for name in answer["with_offsets"]:
             found.setdefault(name, {"kind": "manual", "members": 0})
-    for facts in found.values():
-        facts["state"] = "active" if facts["members"] else "empty"
+    for name, facts in found.items():
+        facts["state"] = "paused" if name in paused else "active" if facts["members"] else "empty"
     return dict(sorted(found.items()))
 
 
 def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
     """See `Cluster.describe_group`."""
-    check_group_name(name)
-    coordinator = int(cluster.call(0, "find_coordinator", {"group": name})["shard"])
+    coordinator = coordinator_of(cluster, name)
     facts = cluster.call(coordinator, "describe_group", {"group": name})
-    topics = set(facts.pop("topics"))
-    for shard in range(cluster.shards):
-        topics |= set(cluster.call(shard, "group_topics", {"group": name})["topics"])
+    topics = set(facts.pop("topics")) | topics_with_offsets(cluster, name)
     if not topics and not facts["members"]:
-        raise Rejected(
-            f"group {name!r} does not exist: no consumer has joined it or committed an offset. `raymq group list` "
-            "shows those that do",
-            field="group",
-            limit="an existing group",
-            found=name,
-        )
+        raise no_group(name)
 
     owners = {(each["topic"], each["queue_id"]): each for each in facts["queues"]}
     queues = [
@@ -50,6 +43,40 @@ def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
     ]
     lag = sum(queue["lag"] or 0 for queue in queues)
     return {"group": name, "coordinator": coordinator, **facts, "queues": queues, "lag": lag}
+
+
+def coordinator_of(cluster: ClusterHandle, name: str) -> int:
+    """The shard that coordinates a group. Raises: Rejected for a bad name."""
+    check_group_name(name)
+    return int(cluster.call(0, "find_coordinator", {"group": name})["shard"])
+
+
+def topics_with_offsets(cluster: ClusterHandle, name: str) -> set[str]:
+    """The topics of which a group has offsets."""
+    return {
+        topic
+        for shard in range(cluster.shards)
+        for topic in cluster.call(shard, "group_topics", {"group": name})["topics"]
+    }
+
+
+def committed_offsets(cluster: ClusterHandle, name: str, topic: str) -> dict[int, int]:
+    """queue_id -> next offset of a group, of an existing topic."""
+    found: dict[str, int] = {}
+    for shard in sorted(set(cluster.topics()[topic]["shards"])):
+        found |= cluster.call(shard, "offsets", {"group": name, "topic": topic})
+    return {int(queue_id): int(offset) for queue_id, offset in found.items()}
+
+
+def no_group(name: str) -> Rejected:
+    """The error of a group that does not exist."""
+    return Rejected(
+        f"group {name!r} does not exist: no consumer has joined it or committed an offset. `raymq group list` shows "
+        "those that do",
+        field="group",
+        limit="an existing group",
+        found=name,
+    )
 
 
 def _queues(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, cluster_of
+from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, Show, cluster_of
 
 
 def _listed(
@@ -25,8 +25,8 @@ def _described(
     options: argparse.Namespace, cluster: object, facts: dict[str, Any]
 ) -> tuple[dict[str, object], list[str]]:
     lines = [
-        f"{facts['group']}: {len(facts['members'])} members, {facts['lag']} messages left, "
-        f"coordinated by shard {facts['coordinator']}"
+        f"{facts['group']}: {'PAUSED, ' if facts['paused'] else ''}{len(facts['members'])} members, "
+        f"{facts['lag']} messages left, coordinated by shard {facts['coordinator']}"
     ]
     for member in facts["members"]:
         instance = f", instance {member['instance_id']}" if member["instance_id"] else ""
@@ -44,6 +44,48 @@ def _described(
 
 
 GROUP_DESCRIBE = ClusterOperation("describe_group", "group", "", _described)
+
+
+def _where(row: dict[str, Any]) -> str:
+    before = "none" if row["from"] is None else row["from"]
+    return f"{row['topic']}\t{row['queue_id']}\t{before}\t{row['to']}"
+
+
+def _reset(
+    options: argparse.Namespace, cluster: object, rows: list[dict[str, Any]]
+) -> tuple[dict[str, object], list[str]]:
+    done = "nothing is changed" if options.dry_run else "reset"
+    lines = ["topic\tqueue\tfrom\tto", *map(_where, rows), f"{options.group}: {done}"]
+    facts = {"group": options.group, "dry_run": options.dry_run, "queues": rows}
+    return facts, lines
+
+
+GROUP_RESET = ClusterOperation("reset_group", "group to", "topic queue_ids dry_run force", _reset)
+
+
+def _deleted(
+    options: argparse.Namespace, cluster: object, topics: list[str]
+) -> tuple[dict[str, object], list[str]]:
+    of = f", with its offsets of {', '.join(topics)}" if topics else ""
+    return {"group": options.group, "topics": topics}, [f"{options.group}: deleted{of}"]
+
+
+GROUP_DELETE = ClusterOperation("delete_group", "group", "", _deleted)
+
+
+def _state(text: str) -> Show:
+    """What is shown after a change of a group's state."""
+
+    def show(
+        options: argparse.Namespace, cluster: object, nothing: None
+    ) -> tuple[dict[str, object], list[str]]:
+        return {"group": options.group, "state": text}, [f"{options.group}: {text}"]
+
+    return show
+
+
+GROUP_PAUSE = ClusterOperation("pause_group", "group", "", _state("paused"))
+GROUP_RESUME = ClusterOperation("resume_group", "group", "", _state("resumed"))
 
 
 def group_lag(options: argparse.Namespace, console: Console) -> int:
