@@ -42,7 +42,9 @@ def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
         for queue in _queues(cluster, name, topic, owners)
     ]
     lag = sum(queue["lag"] or 0 for queue in queues)
-    return {"group": name, "coordinator": coordinator, **facts, "queues": queues, "lag": lag}
+    lag_s = max((queue["lag_s"] or 0.0 for queue in queues), default=0.0)
+    facts |= {"queues": queues, "lag": lag, "lag_s": lag_s}
+    return {"group": name, "coordinator": coordinator, **facts}
 
 
 def coordinator_of(cluster: ClusterHandle, name: str) -> int:
@@ -88,13 +90,17 @@ def _queues(
     """The queues of a topic, each with its owner and how far the group is."""
     described = cluster.describe_topic(topic)["queues"]
     committed: dict[str, int] = {}
+    ages_ms: dict[str, int] = {}
     for shard in sorted({queue["shard"] for queue in described}):
-        committed |= cluster.call(shard, "offsets", {"group": name, "topic": topic})
+        asked = {"group": name, "topic": topic}
+        committed |= cluster.call(shard, "offsets", asked)
+        ages_ms |= cluster.call(shard, "lag_ages", asked)
 
     found = []
     for queue in described:
         queue_id = queue["queue_id"]
         offset = committed.get(str(queue_id))
+        age_ms = ages_ms.get(str(queue_id), 0)
         owner = owners.get((topic, queue_id), {})
         found.append(
             {
@@ -107,6 +113,7 @@ def _queues(
                 "committed": offset,
                 "max_offset": queue["max_offset"],
                 "lag": None if offset is None else queue["max_offset"] - offset,
+                "lag_s": None if offset is None else age_ms / 1000,
             }
         )
     return found

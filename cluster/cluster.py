@@ -466,11 +466,11 @@ class Cluster(ClusterHandle):
             ```
 
         Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `paused`; `filters`; `lag`, the messages
-        after the committed offsets; `members`, each with `member` (its id), `client` (host:pid), `instance_id`,
-        `topics`, `pattern`, `session_timeout_ms`, `version` and `applied` (of its assignment), `silent_ms` since its
-        newest heartbeat and `state` ("stable", "releasing", "replaced", "away"); `queues`, each with `topic`,
-        `queue_id`, `shard`, `member` (its owner or None), `number`, `revoking`, `committed` (None: no offset),
-        `max_offset` and `lag`.
+        after the committed offsets; `lag_s`, the age of the oldest of them in seconds; `members`, each with `member`
+        (its id), `client` (host:pid), `instance_id`, `topics`, `pattern`, `session_timeout_ms`, `version` and `applied`
+        (of its assignment), `silent_ms` since its newest heartbeat and `state` ("stable", "releasing", "replaced",
+        "away"); `queues`, each with `topic`, `queue_id`, `shard`, `member` (its owner or None), `number`, `revoking`,
+        `committed` (None: no offset), `max_offset`, `lag` and `lag_s`.
 
         Raises:
             Rejected: the group does not exist.

@@ -85,6 +85,8 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       with_offsets}
     describe_group(group)                                           {kind, paused, filters, topics, members, queues}
     group_topics(group)                                             {topics}: those of which it has offsets here
+    lag_ages(group, topic)                                          {queue_id: ms}: age of the oldest message that is
+                                                                      not committed
     group_beat(beats)                                               {answers}: of each heartbeat its assignment or
                                                                       error, see store/groups/heartbeat.py
     claim_queues(group, topic, member, numbers)                     {offsets: {queue_id: next offset}, fenced}

@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from raymq.store.base.clock import Clock
+
 from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, Show, cluster_of
+
+#: seconds between two looks of `raymq group lag --watch`
+WATCH_S = 2.0
 
 
 def _listed(
@@ -90,17 +95,26 @@ GROUP_RESUME = ClusterOperation("resume_group", "group", "", _state("resumed"))
 
 def group_lag(options: argparse.Namespace, console: Console) -> int:
     """raymq group lag GROUP"""
+    clock = Clock()
     with cluster_of(options, console) as cluster:
-        facts = cluster.describe_group(options.group)
-    queues = [
-        {name: queue[name] for name in ("topic", "queue_id", "committed", "max_offset", "lag")}
-        for queue in facts["queues"]
-    ]
-    found = {"group": options.group, "lag": facts["lag"], "queues": queues}
-    lines = [f"{options.group}: {facts['lag']} messages"]
+        while True:
+            facts = cluster.describe_group(options.group)
+            _show_lag(options, console, facts)
+            if options.max is not None and facts["lag"] > options.max:
+                return EXIT_FAULT
+            if options.watch is None:
+                return EXIT_OK
+            console.flush()
+            clock.sleep_ms(options.watch * 1000)
+
+
+def _show_lag(options: argparse.Namespace, console: Console, facts: dict[str, Any]) -> None:
+    names = ("topic", "queue_id", "committed", "max_offset", "lag", "lag_s")
+    queues = [{name: queue[name] for name in names} for queue in facts["queues"]]
+    found = {"group": options.group, "lag": facts["lag"], "lag_s": facts["lag_s"], "queues": queues}
+    lines = [f"{options.group}: {facts['lag']} messages, {facts['lag_s']:.0f} s"]
     lines += [f"  {_queue(queue)}: {_progress(queue)}" for queue in facts["queues"]]
     console.result(options, found, *lines)
-    return EXIT_OK if options.max is None or facts["lag"] <= options.max else EXIT_FAULT
 
 
 def _queue(queue: dict[str, Any]) -> str:
@@ -110,4 +124,5 @@ def _queue(queue: dict[str, Any]) -> str:
 def _progress(queue: dict[str, Any]) -> str:
     if queue["committed"] is None:
         return f"no offset, ends at {queue['max_offset']}"
-    return f"committed {queue['committed']} of {queue['max_offset']}, {queue['lag']} left"
+    age = f", the oldest of {queue['lag_s']:.0f} s ago" if queue["lag"] else ""
+    return f"committed {queue['committed']} of {queue['max_offset']}, {queue['lag']} left{age}"

@@ -462,11 +462,13 @@ class ShardState:
                 more |= {"f": list(topic.former_queues), "h": topic.hidden_queues}
             shards = list(topic.shards)
             yield {"t": "topic", "n": topic.name, "q": topic.queues, "s": shards, **more}
+
         for (group, name), table in self.offsets.items():
             offsets = {str(queue_id): offset for queue_id, offset in table.items()}
             at_ms = self.offset_times_ms.get((group, name))
             more = {"at": at_ms} if at_ms else {}
             yield {"t": "offsets", "g": group, "n": name, "o": offsets, **more}
+
         for service, values in self.progress.items():
             for key, value in values.items():
                 yield {"t": "progress", "s": service, "k": key, "v": value}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import raymq
 from raymq.client.consume.consumer import Consumer
 from raymq.cluster.cluster import Cluster
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Fenced, OffsetOutOfRange, Rejected
 from tests.cluster.test_query_commands import Shell
 from tests.support.served_shard import ServedCluster
@@ -153,6 +155,34 @@ def test_an_idle_member_hears_of_a_reset_without_a_commit(cluster: Cluster, grou
         assert consumer.poll(10, timeout=0.1) == []
         cluster.reset_group(group, 4, force=True)
         assert read(consumer, QUEUES) == [(queue_id, 4) for queue_id in range(QUEUES)]
+
+
+def test_the_lag_is_shown_in_messages_and_seconds_and_as_an_exit_code(
+    cluster: Cluster, shell: Shell, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.reset_group(group, 3, topic="t", queue_ids=[0, 2])
+    stored_ms = cluster.message("t", 0, 3).store_time_ms
+    assert shell.run("group", "lag", group, "--json") == 0, shell.err
+    shown = printed(shell)
+    age_s = time.time() - stored_ms / 1000
+    assert shown["lag"] == 4
+    assert 0 < shown["queues"][0]["lag_s"] <= shown["lag_s"] <= age_s + 0.01
+    assert (shown["queues"][1]["lag"], shown["queues"][1]["lag_s"]) == (None, None)
+    assert shell.run("group", "lag", group, "--max", "3") == 1
+    assert shell.run("group", "lag", group, "--max", "4") == 0
+
+    slept: list[float] = []
+
+    def sleep(clock: Clock, ms: float) -> None:
+        slept.append(ms)
+        cluster.reset_group(group, 3 - len(slept), topic="t", queue_ids=[0])
+
+    monkeypatch.setattr(Clock, "sleep_ms", sleep)
+    assert shell.run("group", "lag", group, "--watch", "--max", "5") == 1
+    lines = shell.stdout.getvalue().decode().splitlines()
+    heads = [line.partition(" messages")[0] for line in lines if line.startswith(group)]
+    assert (heads, slept) == ([f"{group}: {lag}" for lag in (4, 5, 6)], [2_000.0] * 2)
+    assert shell.run("group", "lag", group, "--watch", "0.5", "--max", "0") == 1
 
 
 def test_a_paused_group_gets_nothing_and_goes_on_where_it_was(

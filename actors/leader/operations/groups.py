@@ -7,6 +7,7 @@ import zlib
 from raymq.actors.api import call_arguments
 from raymq.actors.api.group_arguments import check_beats, check_member, check_queues
 from raymq.actors.api.operations import flag, integer, operation, unnamed
+from raymq.actors.leader.group_progress import GroupProgress
 from raymq.store.base.errors import RayMQError, to_wire
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Claim
@@ -88,6 +89,17 @@ def group_topics(leader: LeaderScope, group: str) -> dict[str, object]:
     return {"topics": found}
 
 
+def lag_ages(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:
+    """The age in ms of the oldest message that a group has not committed, of each queue that has one."""
+    check_group_name(group)
+    topic_of(leader, topic)
+    leader.await_check()
+    leader.await_dispatch()
+    offsets = leader.store.state.confirmed_offsets(group, topic, leader.visible_end)
+    ages = GroupProgress(leader.store).ages_ms(topic, offsets)
+    return {str(queue_id): age for queue_id, age in ages.items()}
+
+
 def take_group_number(
     leader: LeaderScope, group: str, queues: list[tuple[str, int]], force: bool
 ) -> dict[str, object]:
@@ -166,6 +178,9 @@ OPERATIONS = {
     "groups": operation(groups),
     "describe_group": operation(describe_group, group=call_arguments.check_name),
     "group_topics": operation(group_topics, group=call_arguments.check_name),
+    "lag_ages": operation(
+        lag_ages, group=call_arguments.check_name, topic=call_arguments.check_name
+    ),
     "group_beat": operation(group_beat, beats=unnamed(check_beats)),
     "claim_queues": operation(claim_queues, **_CLAIMS),
     "release_claims": operation(release_claims, **_CLAIMS),
