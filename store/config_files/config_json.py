@@ -20,6 +20,7 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.failpoints import fail_point
 from raymq.store.config.delay_levels import LEVELS_SERVICE
+from raymq.store.groups.members import GROUP, GroupFacts, dated, group_value
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.service_host import ServiceHost
@@ -62,6 +63,10 @@ class Tables(NamedTuple):
     levels: Mapping[str, Any]
     #: topic and id of each consume queue
     queues: list[tuple[str, int]]
+    #: groups that had members
+    groups: Mapping[str, GroupFacts] = {}
+    #: groups that were deleted: what the files have of them goes
+    ended: frozenset[str] = frozenset()
 
 
 def tables_of(store: ServiceHost) -> Tables:
@@ -72,6 +77,8 @@ def tables_of(store: ServiceHost) -> Tables:
         {key: dict(table) for key, table in list(state.offsets.items())},
         dict(state.progress.get(LEVELS_SERVICE, {})),
         store.queues(),
+        {name: group.facts for name, group in list(store.groups.groups.items())},
+        frozenset(list(store.claims.ended)),
     )
 
 
@@ -306,6 +313,11 @@ def _keys_to_import(found: Table, have: Table, is_new: bool) -> list[Any]:
 
 
 def _export_offsets(tables: Tables, table: Table) -> None:
+    offsets = table.get("offsetTable") or {}
+    for key in list(offsets):
+        topic, _, group = key.partition("@")
+        if group in tables.ended and (group, topic) not in tables.offsets:
+            del offsets[key]
     if tables.offsets:
         add_offsets(table, tables.offsets)
 
@@ -321,16 +333,41 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
 
 
 def _import_groups(store: ServiceHost, put: InnerPut, table: Table, is_new: bool) -> None:
-    """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
+    """Pause groups that may not consume, and resume those that may again. A group exists as soon as it commits offsets
+    or has a member. Its other settings stay in the file.
+    """
+    for name, config in _rows(table, "subscriptionGroupTable", GROUPS):
+        is_paused = not config.get("consumeEnable", True)
+        known = store.groups.groups.get(name)
+        facts = GroupFacts() if known is None else known.facts
+        is_newer = is_new or known is None
+        if facts.is_paused != is_paused and is_newer and _is_group_name(name):
+            value = group_value(name, facts._replace(is_paused=is_paused), store.groups.number)
+            body = json.dumps(dated(value, store.clock.now_ms())).encode()
+            put.put_state_record(GROUP, body)
+
+
+def _is_group_name(name: str) -> bool:
+    try:
+        fmt.check_group_name(name)
+    except RayMQError:
+        return False
+    return True
 
 
 def _export_groups(tables: Tables, table: Table) -> None:
-    groups = {group for group, _ in tables.offsets}
+    groups = {*tables.groups, *(group for group, _ in tables.offsets)}
+    known = table.get("subscriptionGroupTable") or {}
+    for group in known.keys() & (tables.ended - groups):
+        del known[group]
+
     if groups:
         known = table.setdefault("subscriptionGroupTable", {})
         table.setdefault("forbiddenTable", {})
-        for group in groups:
+        for group in sorted(groups):
             known.setdefault(group, _new_group(group))
+    for group, facts in tables.groups.items():
+        known[group]["consumeEnable"] = not facts.is_paused
 
 
 def _new_group(name: str) -> Table:

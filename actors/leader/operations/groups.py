@@ -13,14 +13,19 @@ from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Claim
 from raymq.store.groups.heartbeat import Beat, pack_answer
 
-from .scope import LeaderScope, check_offset, check_queue, created_shards, topic_of
+from .scope import LeaderScope, check_offset, check_queue, created_shards, shard_of, topic_of
 
 
 def find_coordinator(leader: LeaderScope, group: str) -> dict[str, object]:
     """Find the shard that coordinates a group. Shard 0 knows it. It stays the same when shards are added."""
     check_group_name(group)
     leader.await_check()
-    return {"shard": zlib.crc32(group.encode()) % created_shards(leader)}
+    return {"shard": _coordinator(group, created_shards(leader))}
+
+
+def _coordinator(group: str, shards: int) -> int:
+    """The shard that coordinates a group. Args: `shards`: as many as the cluster had when it was created."""
+    return zlib.crc32(group.encode()) % shards
 
 
 def group_beat(leader: LeaderScope, beats: list[tuple[str, Beat]]) -> dict[str, object]:
@@ -68,9 +73,16 @@ def groups(leader: LeaderScope) -> dict[str, object]:
     """Find the groups that this shard coordinates, each with its number of members, and those with offsets here."""
     leader.await_check()
     with_offsets = {group for group, _ in list(leader.store.state.offsets)}
+    # A file of RocketMQ may have paused a group that another shard coordinates.
+    shard, shards = shard_of(leader), created_shards(leader)
+    members = {
+        group: count
+        for group, count in leader.groups.names().items()
+        if _coordinator(group, shards) == shard
+    }
     return {
-        "coordinated": leader.groups.names(),
-        "paused": leader.groups.paused(),
+        "coordinated": members,
+        "paused": [group for group in leader.groups.paused() if group in members],
         "with_offsets": sorted(with_offsets),
     }
 
