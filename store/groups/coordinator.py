@@ -370,11 +370,12 @@ def _release(draft: _Draft, beat: Beat) -> None:
     released = {
         key
         for key, since in member.revoking.items()
-        if _has_applied(beat, since) and (owned is None or owned.get(key) != member.grants[key])
+        if _has_applied(beat, since) and (owned is None or key not in owned)
     }
     if owned is not None and _is_current(beat, member):
-        # The shard of such a queue has refused its number: a new one is needed.
-        released |= {key for key, number in member.grants.items() if owned.get(key) != number}
+        # The shard of such a queue has refused its number: a new one is needed. A queue that the member has under an
+        # older number, from before it was removed and came into being again, is not released yet.
+        released |= member.grants.keys() - owned.keys()
     if released:
         grants = {key: each for key, each in member.grants.items() if key not in released}
         revoking = {key: each for key, each in member.revoking.items() if key not in released}
