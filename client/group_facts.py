@@ -14,33 +14,26 @@ if TYPE_CHECKING:
 def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
     """See `Cluster.groups`."""
     found: dict[str, dict[str, Any]] = {}
+    paused: set[str] = set()
     for shard in range(cluster.shards):
         answer = cluster.call(shard, "groups", {})
         for name, members in answer["coordinated"].items():
             found[name] = {"kind": "stream", "members": members}
+        paused.update(answer.get("paused", ()))
         for name in answer["with_offsets"]:
             found.setdefault(name, {"kind": "manual", "members": 0})
-    for facts in found.values():
-        facts["state"] = "active" if facts["members"] else "empty"
+    for name, facts in found.items():
+        facts["state"] = "paused" if name in paused else "active" if facts["members"] else "empty"
     return dict(sorted(found.items()))
 
 
 def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
     """See `Cluster.describe_group`."""
-    check_group_name(name)
-    coordinator = int(cluster.call(0, "find_coordinator", {"group": name})["shard"])
+    coordinator = coordinator_of(cluster, name)
     facts = cluster.call(coordinator, "describe_group", {"group": name})
-    topics = set(facts.pop("topics"))
-    for shard in range(cluster.shards):
-        topics |= set(cluster.call(shard, "group_topics", {"group": name})["topics"])
+    topics = set(facts.pop("topics")) | topics_with_offsets(cluster, name)
     if not topics and not facts["members"]:
-        raise Rejected(
-            f"group {name!r} does not exist: no consumer has joined it or committed an offset. `raymq group list` "
-            "shows those that do",
-            field="group",
-            limit="an existing group",
-            found=name,
-        )
+        raise no_group(name)
 
     owners = {(each["topic"], each["queue_id"]): each for each in facts["queues"]}
     queues = [
@@ -49,7 +42,43 @@ def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
         for queue in _queues(cluster, name, topic, owners)
     ]
     lag = sum(queue["lag"] or 0 for queue in queues)
-    return {"group": name, "coordinator": coordinator, **facts, "queues": queues, "lag": lag}
+    lag_s = max((queue["lag_s"] or 0.0 for queue in queues), default=0.0)
+    facts |= {"queues": queues, "lag": lag, "lag_s": lag_s}
+    return {"group": name, "coordinator": coordinator, **facts}
+
+
+def coordinator_of(cluster: ClusterHandle, name: str) -> int:
+    """The shard that coordinates a group. Raises: Rejected for a bad name."""
+    check_group_name(name)
+    return int(cluster.call(0, "find_coordinator", {"group": name})["shard"])
+
+
+def topics_with_offsets(cluster: ClusterHandle, name: str) -> set[str]:
+    """The topics of which a group has offsets."""
+    return {
+        topic
+        for shard in range(cluster.shards)
+        for topic in cluster.call(shard, "group_topics", {"group": name})["topics"]
+    }
+
+
+def committed_offsets(cluster: ClusterHandle, name: str, topic: str) -> dict[int, int]:
+    """queue_id -> next offset of a group, of an existing topic."""
+    found: dict[str, int] = {}
+    for shard in sorted(set(cluster.topics()[topic]["shards"])):
+        found |= cluster.call(shard, "offsets", {"group": name, "topic": topic})
+    return {int(queue_id): int(offset) for queue_id, offset in found.items()}
+
+
+def no_group(name: str) -> Rejected:
+    """The error of a group that does not exist."""
+    return Rejected(
+        f"group {name!r} does not exist: no consumer has joined it or committed an offset. `raymq group list` shows "
+        "those that do",
+        field="group",
+        limit="an existing group",
+        found=name,
+    )
 
 
 def _queues(
@@ -61,13 +90,17 @@ def _queues(
     """The queues of a topic, each with its owner and how far the group is."""
     described = cluster.describe_topic(topic)["queues"]
     committed: dict[str, int] = {}
+    ages_ms: dict[str, int] = {}
     for shard in sorted({queue["shard"] for queue in described}):
-        committed |= cluster.call(shard, "offsets", {"group": name, "topic": topic})
+        asked = {"group": name, "topic": topic}
+        committed |= cluster.call(shard, "offsets", asked)
+        ages_ms |= cluster.call(shard, "lag_ages", asked)
 
     found = []
     for queue in described:
         queue_id = queue["queue_id"]
         offset = committed.get(str(queue_id))
+        age_ms = ages_ms.get(str(queue_id), 0)
         owner = owners.get((topic, queue_id), {})
         found.append(
             {
@@ -80,6 +113,7 @@ def _queues(
                 "committed": offset,
                 "max_offset": queue["max_offset"],
                 "lag": None if offset is None else queue["max_offset"] - offset,
+                "lag_s": None if offset is None else age_ms / 1000,
             }
         )
     return found

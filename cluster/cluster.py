@@ -23,6 +23,8 @@ from raymq.store.base.files import Files
 from .record.paths import ClusterPaths
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import pyarrow as pa
     from typing_extensions import Unpack
 
@@ -470,7 +472,7 @@ class Cluster(ClusterHandle):
             ```
 
         Returns: name -> `kind` ("stream": its members share the queues; "manual": it has had no member, only committed
-        offsets), `state` ("active" with members, else "empty") and `members`, their number.
+        offsets), `state` ("paused", "active" with members, else "empty") and `members`, their number.
         Raises: Unavailable: a shard does not answer.
         """
         from raymq.client.group_facts import list_groups
@@ -491,12 +493,12 @@ class Cluster(ClusterHandle):
                         print(queue["queue_id"], queue["member"], queue["lag"])
             ```
 
-        Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `filters`; `lag`, the messages after the
-        committed offsets; `members`, each with `member` (its id), `client` (host:pid), `instance_id`, `topics`,
-        `pattern`, `session_timeout_ms`, `version` and `applied` (of its assignment), `silent_ms` since its newest
-        heartbeat and `state` ("stable", "releasing", "replaced", "away"); `queues`, each with `topic`, `queue_id`,
-        `shard`, `member` (its owner or None), `number`, `revoking`, `committed` (None: no offset), `max_offset` and
-        `lag`.
+        Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `paused`; `filters`; `lag`, the messages
+        after the committed offsets; `lag_s`, the age of the oldest of them in seconds; `members`, each with `member`
+        (its id), `client` (host:pid), `instance_id`, `topics`, `pattern`, `session_timeout_ms`, `version` and `applied`
+        (of its assignment), `silent_ms` since its newest heartbeat and `state` ("stable", "releasing", "replaced",
+        "away"); `queues`, each with `topic`, `queue_id`, `shard`, `member` (its owner or None), `number`, `revoking`,
+        `committed` (None: no offset), `max_offset`, `lag` and `lag_s`.
 
         Raises:
             Rejected: the group does not exist.
@@ -505,6 +507,118 @@ class Cluster(ClusterHandle):
         from raymq.client.group_facts import describe_group
 
         return describe_group(self, name)
+
+    def reset_group(
+        self,
+        name: str,
+        to: Literal["earliest", "latest"] | int | datetime,
+        *,
+        topic: str | None = None,
+        queue_ids: Iterable[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Set where a consumer group goes on.
+
+        With `force` members lose the queues first: their later commits raise `Fenced`. Each member hears of it with its
+        next heartbeat, runs `on_revoked`, claims the queues again and begins at the new offsets. Without a topic, the
+        group's retry topic stays as it is.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                with cluster.consumer("orders", group="billing", start="earliest") as consumer:
+                    consumer.poll(timeout=1)
+                    consumer.commit()
+                for row in cluster.reset_group("billing", "earliest"):
+                    print(row["topic"], row["queue_id"], row["from"], row["to"])
+            ```
+
+        Args:
+            name: name of the group.
+            to: "earliest", "latest", an offset for each of the queues, or a datetime with a time zone, as `start=` of a
+                consumer takes them.
+            topic: only this topic, also one that the group has not read yet. None (default): all that it reads.
+            queue_ids: only these queues of the topic. None (default): all.
+            dry_run: return the rows and change nothing (default: no).
+            force: also queues that members have (default: no).
+
+        Returns: a row for each queue: `topic`, `queue_id`, `from` (the committed offset, None: there is none) and `to`.
+        Durable: at return.
+
+        Raises:
+            Rejected: the group, the topic or a queue does not exist, or members have the queues and `force` is not
+                given: the error names them. Nothing was changed.
+            OffsetOutOfRange: a queue does not hold the offset. Nothing was changed.
+            Unavailable: a shard does not answer, or members claim the queues again too quickly. Other queues may be
+                reset. The same call completes it.
+            DeliveryUnknown: a shard did not make it durable within 15 s. The same call completes it.
+        """
+        from raymq.client.group_admin import reset_group
+
+        return reset_group(
+            self, name, to, topic=topic, queue_ids=queue_ids, dry_run=dry_run, force=force
+        )
+
+    def delete_group(self, name: str) -> list[str]:
+        """Delete a consumer group with its offsets. A group of the same name begins anew, at its `start`.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("orders", queues=4)
+                with cluster.consumer("orders", group="trial", start="earliest"):
+                    pass
+                print(cluster.delete_group("trial"))
+            ```
+
+        Returns: the topics of which it had offsets.
+        Durable: on every shard, at return.
+
+        Raises:
+            Rejected: the group does not exist, or has members. A member that joins meanwhile keeps its offsets on the
+                shards that were not asked yet.
+            Unavailable: a shard does not answer. The same call completes the deletion.
+            DeliveryUnknown: a shard did not make it durable within 15 s. The same call completes it.
+        """
+        from raymq.client.group_admin import delete_group
+
+        return delete_group(self, name)
+
+    def pause_group(self, name: str) -> None:
+        """Let the members of a consumer group get no messages until `resume_group`.
+
+        They stay members, keep their queues, and may commit. A member gets messages until its belief to have its queues
+        ends, which is 0.9 of its `session_timeout_s` after its last heartbeat before the pause. A consumer that joins a
+        paused group gets no queues yet. The pause holds over restarts and new leaders.
+
+        Durable: at return.
+
+        Raises:
+            Rejected: the group has had no member.
+            Unavailable: the shard that coordinates it does not answer.
+        """
+        from raymq.client.group_admin import pause_group
+
+        pause_group(self, name, paused=True)
+
+    def resume_group(self, name: str) -> None:
+        """Let the members of a paused consumer group get messages again, from their next heartbeat on.
+
+        Durable: at return.
+
+        Raises:
+            Rejected: the group has had no member.
+            Unavailable: the shard that coordinates it does not answer.
+        """
+        from raymq.client.group_admin import pause_group
+
+        pause_group(self, name, paused=False)
 
     def config(self) -> dict[str, dict[str, Any]]:
         """Every option of the stores: its value, its default, and when it may change.

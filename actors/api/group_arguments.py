@@ -69,6 +69,20 @@ def check_member(member_id: object) -> str:
     return member_id
 
 
+def check_queues(queues: object) -> list[tuple[str, int]]:
+    """Queues as {topic: [queue ids]}. Raises: Rejected naming the field."""
+    advice = f"give queue ids of 1 to {TOPICS_MAX} topics"
+    if type(queues) is not dict or not 1 <= len(queues) <= TOPICS_MAX:
+        raise wrong_value("queues", queues, advice, TOPICS_MAX)
+    found = []
+    for topic, queue_ids in queues.items():
+        check_name("queues", topic)
+        if type(queue_ids) is not list or len(queue_ids) > QUEUES_MAX:
+            raise wrong_value("queues", queue_ids, advice, QUEUES_MAX)
+        found += [(topic, check_integer("queues", each, 0, QUEUES_MAX - 1)) for each in queue_ids]
+    return found
+
+
 def _check_grants(grants: object) -> None:
     advice = "give {topic: [queue ids, numbers]}, both of one length"
     if type(grants) is not dict or len(grants) > TOPICS_MAX:

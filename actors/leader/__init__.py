@@ -5,6 +5,7 @@ appender        appends the puts of many threads in groups
 put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages
 group_service   runs the consumer groups that this shard coordinates
+group_progress  how far groups are on this shard
 disk_losses     writes down that a majority of the replicas had lost its disks
 operations      the administrative operations, by subject
 leader_report   its part of the status, its failures, and the values of its metrics

@@ -40,6 +40,7 @@ from raymq.store.state.topics import deleted_topic_error
 from .appender import AppendedPut, Appender
 from .delays import Delays
 from .disk_losses import DiskLosses
+from .group_progress import GroupProgress
 from .group_service import GroupService
 from .leader_report import LeaderReport
 from .operations.table import OPERATIONS
@@ -126,6 +127,7 @@ class Leader(ReplicaRole):
             counters=self.counters,
             acks=self.acks,
             appender=self.appender,
+            groups=GroupProgress(store),
             is_writable=lambda: self.writable,
         )
         log.pool.on_full = self._await_pool_space

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
 from typing import Any
 
 from raymq.actors.shared.latency import Latencies
@@ -15,9 +14,7 @@ from raymq.store.state.shard_state import INTERNAL_TOPIC
 
 from .metrics import ByTags, MetricValues
 
-#: (topic, group) pairs that are reported, so that a program with a new group for each run cannot fill Prometheus
-LAGS_MAX = 500
-#: the same of topics
+#: topics that are reported, so that a program with a new topic for each run cannot fill Prometheus
 TOPICS_MAX = 500
 
 
@@ -33,21 +30,6 @@ def damaged_places(scrub: Scrub, store: MessageStore) -> int:
 
 def _is_inside(offset: int, ranges: list[tuple[int, int]]) -> bool:
     return any(start <= offset < stop for start, stop in ranges)
-
-
-def consumer_lags(store: MessageStore) -> ByTags:
-    """(topic, group) -> messages between its committed offsets and the ends of these queues.
-
-    Only queues of this shard for which the group has committed offsets: in others its start is not known.
-    """
-    lags: ByTags = {}
-    # Copies: puts change these tables during the iteration.
-    for (group, topic), table in islice(list(store.state.offsets.items()), LAGS_MAX):
-        lags[topic, group] = sum(
-            max(0, store.queue_range(topic, queue_id)[1] - offset)
-            for queue_id, offset in dict(table).items()
-        )
-    return lags
 
 
 def topic_messages(store: MessageStore) -> ByTags:

@@ -15,6 +15,7 @@ from raymq.store.config.promise import own_durable
 
 from . import leader_metrics
 from .appender import Appender
+from .group_progress import GroupProgress
 from .put_acks import PutAcks, PutCounters
 
 
@@ -29,6 +30,7 @@ class LeaderReport:
         counters: PutCounters,
         acks: PutAcks,
         appender: Appender,
+        groups: GroupProgress,
         is_writable: Callable[[], bool],
     ) -> None:
         """Args: `led`: as of `Leader`. `is_writable`: whether puts are taken now."""
@@ -37,6 +39,7 @@ class LeaderReport:
         self._counters = counters
         self._acks = acks
         self._appender = appender
+        self._groups = groups
         self._is_writable = is_writable
         # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
         self._replication_failure = FailureFile(
@@ -159,7 +162,9 @@ class LeaderReport:
                 (str(replica),): each.durable_end for replica, each in followers.items()
             },
             "raymq_unclean_recoveries": len(parts.election_loop.unclean_recoveries()),
-            "raymq_consumer_lag_messages": leader_metrics.consumer_lags(store),
+            "raymq_consumer_lag_messages": self._groups.lags(),
+            "raymq_consumer_lag_seconds": self._groups.lag_seconds(),
+            "raymq_group_members": self._groups.members(),
             "raymq_topic_messages": leader_metrics.topic_messages(store),
             "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
             "raymq_disk_free_bytes": leader_metrics.free_bytes(log),

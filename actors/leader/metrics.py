@@ -141,6 +141,18 @@ METRICS = (
         "Messages after the offsets that a group has committed.",
         ("topic", "group"),
     ),
+    Metric(
+        "raymq_consumer_lag_seconds",
+        "gauge",
+        "Age of the oldest message that a group has not committed.",
+        ("topic", "group"),
+    ),
+    Metric(
+        "raymq_group_members",
+        "gauge",
+        "Members of a group that the shard coordinates.",
+        ("group",),
+    ),
     Metric("raymq_topic_messages", "gauge", "Messages that a topic has on the shard.", ("topic",)),
     Metric("raymq_disk_used_bytes", "gauge", "Commit log files and consume queues."),
     Metric("raymq_disk_free_bytes", "gauge", "Free space on the disk of the shard's directory."),

@@ -84,13 +84,23 @@ A shard that is being added does not answer those that are about all shards: des
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
     cancel_timer(offset)                                            {cancelled}; offset: in the timer topic
     find_coordinator(group)                                         {shard}; shard 0 answers
-    groups()                                                        {coordinated: {group: members}, with_offsets}
-    describe_group(group)                                           {kind, filters, topics, members, queues}
+    groups()                                                        {coordinated: {group: members}, paused,
+                                                                      with_offsets}
+    describe_group(group)                                           {kind, paused, filters, topics, members, queues}
     group_topics(group)                                             {topics}: those of which it has offsets here
+    lag_ages(group, topic)                                          {queue_id: ms}: age of the oldest message that is
+                                                                      not committed
     group_beat(beats)                                               {answers}: of each heartbeat its assignment or
                                                                       error, see store/groups/heartbeat.py
     claim_queues(group, topic, member, numbers)                     {offsets: {queue_id: next offset}, fenced}
     release_claims(group, topic, member, numbers)                   {}
+    take_group_number(group, queues, force)                         {number}; queues: {topic: [queue ids]}. Rejected
+                                                                      naming members that have them, without force
+    reset_offsets(group, topic, offsets, number)                    {fenced}: as of commit_offsets
+    withdraw_queues(group, queues, number)                          {}; members of a lower number claim them again
+    pause_group(group, paused)                                      {}
+    end_group(group)                                                {number, existed}
+    forget_offsets(group, number)                                   {topics}: those of which it had offsets here
     init_producer(producer_id)                                      {epoch}
     known_producers(producer_ids)                                   {producer_ids: those that are known}
     fence_producer(producer_id, epoch, topic)                       {sequences: {queue_id: next sequence}}

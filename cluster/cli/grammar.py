@@ -11,8 +11,8 @@ A line that begins with a dot is printed after the options.
     --name>field VALUE  the command finds the value as `field`
 
 Braces after a value say more of it: `>=4` is a whole number of at least 4 (`N` alone: at least 1), and there are
-`decimal`, `labels`, `time`, `start` and `stop` (offsets), `repeated`, `several` (of an argument), `required` and
-`default 4`. A default that the help does not name is added to it.
+`decimal`, `pause` (of `--watch`), `labels`, `time`, `start` and `stop` (offsets), `repeated`, `several` (words),
+`required` and `default 4`. A default that the help does not name is added to it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ RUNS: dict[str, RunCommand] = {
     "group list": group_commands.GROUP_LIST,
     "group describe": group_commands.GROUP_DESCRIBE,
     "group lag": group_commands.group_lag,
+    "group reset": group_commands.GROUP_RESET,
+    "group pause": group_commands.GROUP_PAUSE,
+    "group resume": group_commands.GROUP_RESUME,
+    "group delete": group_commands.GROUP_DELETE,
     "topic query": query_commands.query,
     "topic tail": query_commands.tail,
     "topic browse": query_commands.browse,
@@ -266,10 +270,30 @@ group list  all groups
 group describe  the members of a group, the owner of each queue, and how far the group is
     @json @cluster
     group GROUP  name of the group
-group lag  how many messages of each queue a group has not committed
+group lag  how many messages of each queue a group has not committed, and how old they are
     @json @cluster
     group GROUP  name of the group
+    --watch [SECONDS]{pause}  look again every SECONDS, or every 2, until interrupted or above --max (default: look
+        once)
     --max N{>=0}  exit with 1 if the group lags by more messages than that (default: no limit)
+group reset  = reset_group
+    @json @cluster
+    group GROUP  name of the group
+    --to POSITION{start, required}  where it goes on in each queue: earliest, latest, an offset, or a time, as
+        `raymq consume --from` takes them
+    --topic TOPIC  only this topic (default: all that the group reads)
+    --queue-id>queue_ids N{>=0, several}  only these queues of the topic (default: all queues)
+    --dry-run  print the old and the new offsets, and change nothing
+    --force  also queues that members have: their later commits are refused
+group pause  = pause_group
+    @json @cluster
+    group GROUP  name of the group
+group resume  = resume_group
+    @json @cluster
+    group GROUP  name of the group
+group delete  = delete_group
+    @json @cluster
+    group GROUP  name of the group
 topic query  the newest messages with a key, or of a time, over all queues
     @json @cluster
     topic TOPIC  name of the topic
@@ -516,9 +540,22 @@ def _start(text: str) -> str | int | datetime:
         return time_of(text)
 
 
+def _pause_s(text: str) -> float:
+    if text == "-":
+        return group_commands.WATCH_S
+    try:
+        pause_s = float(text)
+    except ValueError:
+        pause_s = 0.0
+    if not 0.1 <= pause_s <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
+    return pause_s
+
+
 _CHOICES = {"FLUSHES": tuple(FLUSHES), "ACKS": tuple(ACKS)}
 _TYPES: dict[str, Callable[[str], Any]] = {
     "decimal": float,
+    "pause": _pause_s,
     "labels": lambda text: text.split(","),
     "time": time_of,
     "start": _start,

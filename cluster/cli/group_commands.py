@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, cluster_of
+from raymq.store.base.clock import Clock
+
+from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, Show, cluster_of
+
+#: seconds between two looks of `raymq group lag --watch`
+WATCH_S = 2.0
 
 
 def _listed(
@@ -25,8 +30,8 @@ def _described(
     options: argparse.Namespace, cluster: object, facts: dict[str, Any]
 ) -> tuple[dict[str, object], list[str]]:
     lines = [
-        f"{facts['group']}: {len(facts['members'])} members, {facts['lag']} messages left, "
-        f"coordinated by shard {facts['coordinator']}"
+        f"{facts['group']}: {'PAUSED, ' if facts['paused'] else ''}{len(facts['members'])} members, "
+        f"{facts['lag']} messages left, coordinated by shard {facts['coordinator']}"
     ]
     for member in facts["members"]:
         instance = f", instance {member['instance_id']}" if member["instance_id"] else ""
@@ -46,19 +51,70 @@ def _described(
 GROUP_DESCRIBE = ClusterOperation("describe_group", "group", "", _described)
 
 
+def _where(row: dict[str, Any]) -> str:
+    before = "none" if row["from"] is None else row["from"]
+    return f"{row['topic']}\t{row['queue_id']}\t{before}\t{row['to']}"
+
+
+def _reset(
+    options: argparse.Namespace, cluster: object, rows: list[dict[str, Any]]
+) -> tuple[dict[str, object], list[str]]:
+    done = "nothing is changed" if options.dry_run else "reset"
+    lines = ["topic\tqueue\tfrom\tto", *map(_where, rows), f"{options.group}: {done}"]
+    facts = {"group": options.group, "dry_run": options.dry_run, "queues": rows}
+    return facts, lines
+
+
+GROUP_RESET = ClusterOperation("reset_group", "group to", "topic queue_ids dry_run force", _reset)
+
+
+def _deleted(
+    options: argparse.Namespace, cluster: object, topics: list[str]
+) -> tuple[dict[str, object], list[str]]:
+    of = f", with its offsets of {', '.join(topics)}" if topics else ""
+    return {"group": options.group, "topics": topics}, [f"{options.group}: deleted{of}"]
+
+
+GROUP_DELETE = ClusterOperation("delete_group", "group", "", _deleted)
+
+
+def _state(text: str) -> Show:
+    """What is shown after a change of a group's state."""
+
+    def show(
+        options: argparse.Namespace, cluster: object, nothing: None
+    ) -> tuple[dict[str, object], list[str]]:
+        return {"group": options.group, "state": text}, [f"{options.group}: {text}"]
+
+    return show
+
+
+GROUP_PAUSE = ClusterOperation("pause_group", "group", "", _state("paused"))
+GROUP_RESUME = ClusterOperation("resume_group", "group", "", _state("resumed"))
+
+
 def group_lag(options: argparse.Namespace, console: Console) -> int:
     """raymq group lag GROUP"""
+    clock = Clock()
     with cluster_of(options, console) as cluster:
-        facts = cluster.describe_group(options.group)
-    queues = [
-        {name: queue[name] for name in ("topic", "queue_id", "committed", "max_offset", "lag")}
-        for queue in facts["queues"]
-    ]
-    found = {"group": options.group, "lag": facts["lag"], "queues": queues}
-    lines = [f"{options.group}: {facts['lag']} messages"]
+        while True:
+            facts = cluster.describe_group(options.group)
+            _show_lag(options, console, facts)
+            if options.max is not None and facts["lag"] > options.max:
+                return EXIT_FAULT
+            if options.watch is None:
+                return EXIT_OK
+            console.flush()
+            clock.sleep_ms(options.watch * 1000)
+
+
+def _show_lag(options: argparse.Namespace, console: Console, facts: dict[str, Any]) -> None:
+    names = ("topic", "queue_id", "committed", "max_offset", "lag", "lag_s")
+    queues = [{name: queue[name] for name in names} for queue in facts["queues"]]
+    found = {"group": options.group, "lag": facts["lag"], "lag_s": facts["lag_s"], "queues": queues}
+    lines = [f"{options.group}: {facts['lag']} messages, {facts['lag_s']:.0f} s"]
     lines += [f"  {_queue(queue)}: {_progress(queue)}" for queue in facts["queues"]]
     console.result(options, found, *lines)
-    return EXIT_OK if options.max is None or facts["lag"] <= options.max else EXIT_FAULT
 
 
 def _queue(queue: dict[str, Any]) -> str:
@@ -68,4 +124,5 @@ def _queue(queue: dict[str, Any]) -> str:
 def _progress(queue: dict[str, Any]) -> str:
     if queue["committed"] is None:
         return f"no offset, ends at {queue['max_offset']}"
-    return f"committed {queue['committed']} of {queue['max_offset']}, {queue['lag']} left"
+    age = f", the oldest of {queue['lag_s']:.0f} s ago" if queue["lag"] else ""
+    return f"committed {queue['committed']} of {queue['max_offset']}, {queue['lag']} left{age}"

@@ -45,6 +45,7 @@ def status_lines(
     yield _line("messages", _messages(metrics) if complete else "unknown")
     yield _line("disk", _disk(metrics))
     yield _line("lag", _lag(metrics))
+    yield _line("groups", _groups(metrics))
 
     if verbose:
         yield _line("cluster id", status["cluster_id"])
@@ -147,15 +148,29 @@ def _disk(metrics: list[StatusFacts]) -> str:
     return f"{size_text(sum(used))} used, {size_text(min(free))} free"
 
 
+def _groups(metrics: list[StatusFacts]) -> str:
+    """The groups with members, by the shards that coordinate them."""
+    counts = [
+        count for shard in metrics for count in shard.get("group_members", {}).values() if count
+    ]
+    if not metrics:
+        return "unknown"
+    return f"{len(counts)} with {sum(counts)} members" if counts else "none with members"
+
+
 def _lag(metrics: list[StatusFacts]) -> str:
     groups: dict[tuple[str, str], int] = {}
+    ages_s: dict[tuple[str, str], int] = {}
     for shard in metrics:
+        seconds = shard.get("consumer_lag_seconds", {})
         for topic, lags in shard["consumer_lag_messages"].items():
             for group, count in lags.items():
-                groups[topic, group] = groups.get((topic, group), 0) + count
+                key, age_s = (topic, group), seconds.get(topic, {}).get(group, 0)
+                groups[key] = groups.get(key, 0) + count
+                ages_s[key] = max(ages_s.get(key, 0), age_s)
 
     lags = [
-        f"topic {topic}, group {group}: {count:,} messages"
+        f"topic {topic}, group {group}: {count:,} messages, {ages_s[topic, group]:,} s"
         for (topic, group), count in sorted(groups.items())
         if count
     ]

@@ -46,6 +46,7 @@ class RunningOptions(TypedDict, total=False):
     warm_mapped_file: bool
     delete_files_interval_ms: int
     producer_expiry_hours: float
+    group_expiry_hours: float
 
 
 class StoreOptions(TypedDict, total=False):
@@ -92,6 +93,7 @@ class StoreOptions(TypedDict, total=False):
     recycle_commit_log_files: bool
     delete_files_interval_ms: int
     producer_entries_max: int
+    group_expiry_hours: float
 
 
 #: options of a store that are arguments of `start`, and flags of `raymq start`

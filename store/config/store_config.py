@@ -289,6 +289,8 @@ class StoreConfig:
     producer_entries_max: int = option(1_000_000, least=1, most=100_000_000, changes="each start")
     #: at that limit, entries that were not written for this long make room; those of the staged topic after an hour
     producer_expiry_hours: float = option(168, least=1, most=1_000_000, changes="while running")
+    #: a consumer group that had neither a member nor a commit for this long is forgotten, with its offsets
+    group_expiry_hours: float = option(720, least=1, most=1_000_000, changes="while running")
     #: written into every record as storeHost: IP address and port. In a cluster each replica writes the address under
     #: which it serves clients
     store_host: tuple[str, int] = option(

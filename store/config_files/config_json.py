@@ -20,6 +20,7 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.failpoints import fail_point
 from raymq.store.config.delay_levels import LEVELS_SERVICE
+from raymq.store.groups.members import GROUP, GroupFacts, dated, group_value
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.service_host import ServiceHost
@@ -64,6 +65,10 @@ class Tables(NamedTuple):
     queues: list[tuple[str, int]]
     #: names of which a topic was deleted: another one may exist
     deleted: frozenset[str] = frozenset()
+    #: groups that had members
+    groups: Mapping[str, GroupFacts] = {}
+    #: groups that were deleted: what the files have of them goes
+    ended: frozenset[str] = frozenset()
 
 
 def tables_of(store: ServiceHost) -> Tables:
@@ -75,6 +80,8 @@ def tables_of(store: ServiceHost) -> Tables:
         dict(state.progress.get(LEVELS_SERVICE, {})),
         store.queues(),
         frozenset(state.deleted_topics),
+        {name: group.facts for name, group in list(store.groups.groups.items())},
+        frozenset(list(store.claims.ended)),
     )
 
 
@@ -316,6 +323,11 @@ def _export_offsets(tables: Tables, table: Table) -> None:
         if name.partition("@")[0] in tables.deleted:
             # Those of a topic that was made again are added below.
             del table["offsetTable"][name]
+    offsets = table.get("offsetTable") or {}
+    for key in list(offsets):
+        topic, _, group = key.partition("@")
+        if group in tables.ended and (group, topic) not in tables.offsets:
+            del offsets[key]
     if tables.offsets:
         add_offsets(table, tables.offsets)
 
@@ -331,16 +343,41 @@ def add_offsets(table: Table, known: Mapping[tuple[str, str], Mapping[int, int]]
 
 
 def _import_groups(store: ServiceHost, put: InnerPut, table: Table, is_new: bool) -> None:
-    """Nothing is imported: a group exists as soon as it commits offsets, and its settings stay in the file."""
+    """Pause groups that may not consume, and resume those that may again. A group exists as soon as it commits offsets
+    or has a member. Its other settings stay in the file.
+    """
+    for name, config in _rows(table, "subscriptionGroupTable", GROUPS):
+        is_paused = not config.get("consumeEnable", True)
+        known = store.groups.groups.get(name)
+        facts = GroupFacts() if known is None else known.facts
+        is_newer = is_new or known is None
+        if facts.is_paused != is_paused and is_newer and _is_group_name(name):
+            value = group_value(name, facts._replace(is_paused=is_paused), store.groups.number)
+            body = json.dumps(dated(value, store.clock.now_ms())).encode()
+            put.put_state_record(GROUP, body)
+
+
+def _is_group_name(name: str) -> bool:
+    try:
+        fmt.check_group_name(name)
+    except RayMQError:
+        return False
+    return True
 
 
 def _export_groups(tables: Tables, table: Table) -> None:
-    groups = {group for group, _ in tables.offsets}
+    groups = {*tables.groups, *(group for group, _ in tables.offsets)}
+    known = table.get("subscriptionGroupTable") or {}
+    for group in known.keys() & (tables.ended - groups):
+        del known[group]
+
     if groups:
         known = table.setdefault("subscriptionGroupTable", {})
         table.setdefault("forbiddenTable", {})
-        for group in groups:
+        for group in sorted(groups):
             known.setdefault(group, _new_group(group))
+    for group, facts in tables.groups.items():
+        known[group]["consumeEnable"] = not facts.is_paused
 
 
 def _new_group(name: str) -> Table:

@@ -7,7 +7,7 @@ does not know it yet is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .members import CLAIM
@@ -33,6 +33,8 @@ class Commit(NamedTuple):
 
 #: no member has ever had the queue
 UNCLAIMED = Claim(0, "")
+#: deleted groups whose numbers are remembered, the newest ones
+ENDED_MAX = 10_000
 
 
 class ClaimTable:
@@ -48,22 +50,42 @@ class ClaimTable:
         """Forget everything."""
         #: (group, topic) -> queue -> claim
         self.claims: dict[tuple[str, str], dict[int, Claim]] = {}
+        #: deleted group -> the number of its end, the newest one last. A member of it that still runs is refused, also
+        #: in a group of the same name
+        self.ended: dict[str, int] = {}
 
     def apply(self, kind: str, value: Mapping[str, Any]) -> None:
         """Account for one record. Raises: ValueError, LookupError or TypeError for a malformed one."""
+        if "ended" in value:
+            self._end(str(value["group"]), int(value["ended"]))
+            return
         claims = self.claims.setdefault((str(value["group"]), str(value["topic"])), {})
         for member_id, (queues, numbers) in value["claims"].items():
             for queue_id, number in zip(queues, numbers, strict=True):
                 claims[int(queue_id)] = Claim(int(number), member_id)
 
+    def _end(self, group: str, number: int) -> None:
+        """Forget the claims of a deleted group."""
+        for key in [key for key in self.claims if key[0] == group]:
+            del self.claims[key]
+        number = max(number, self.ended.pop(group, 0))
+        self.ended[group] = number
+        if len(self.ended) > ENDED_MAX:
+            del self.ended[next(iter(self.ended))]
+
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The whole state as records: applied to an empty table, they make this one."""
+        for group, number in self.ended.items():
+            yield CLAIM, ended_value(group, number)
         for (group, topic), claims in self.claims.items():
             yield CLAIM, claim_value(group, topic, claims)
 
     def claim_of(self, group: str, topic: str, queue_id: int) -> Claim:
         """Who has a queue."""
-        return self.claims.get((group, topic), {}).get(queue_id, UNCLAIMED)
+        claim = self.claims.get((group, topic), {}).get(queue_id)
+        if claim is None:
+            return Claim(self.ended[group], "") if group in self.ended else UNCLAIMED
+        return claim
 
     def plan(
         self, group: str, topic: str, member_id: str, wanted: Mapping[int, int]
@@ -111,10 +133,42 @@ class ClaimTable:
                 new[queue_id] = commit.offset
         return new, refused
 
+    def plan_reset(
+        self, group: str, topic: str, queues: Iterable[int], number: int
+    ) -> tuple[dict[int, Claim], dict[int, Claim]]:
+        """Take queues away from their members for an operator, who sets their offsets.
+
+        Args: `number`: a new one of the group's coordinator.
+        Returns: the claims, without a member, which the log needs; and for each queue that a member has under a higher
+        number, the claim that stands.
+        """
+        new, refused = {}, {}
+        for queue_id in queues:
+            known = self.claim_of(group, topic, queue_id)
+            if known.number > number or (known.number == number and known.member_id):
+                refused[queue_id] = known
+            else:
+                new[queue_id] = Claim(number, "")
+        return new, refused
+
+    def of_group(self, group: str) -> dict[tuple[str, int], Claim]:
+        """(topic, queue) -> claim, of all queues of this shard that a group has claimed."""
+        return {
+            (topic, queue_id): claim
+            for (name, topic), claims in self.claims.items()
+            if name == group
+            for queue_id, claim in claims.items()
+        }
+
     def held(self, group: str, topic: str, queues: Mapping[int, object]) -> dict[int, Claim]:
         """Those of these queues that a member has: a commit without a number is refused there."""
         claims = {each: self.claim_of(group, topic, each) for each in queues}
         return {queue_id: claim for queue_id, claim in claims.items() if claim.member_id}
+
+
+def ended_value(group: str, number: int) -> dict[str, Any]:
+    """The value of a CLAIM record that says that a group was deleted. Args: `number`: of its end."""
+    return {"group": group, "ended": number}
 
 
 def claim_value(group: str, topic: str, claims: Mapping[int, Claim]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ when the records are confirmed. An answer that rests on no new record waits for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,6 +97,9 @@ class Coordinator:
         self._sessions: dict[str, dict[str, Session]] = {}
         #: group -> the topics for which its queues were assigned
         self._assigned_for: dict[str, Mapping[str, int]] = {}
+        #: group -> queue -> number: grants below it shall be released, and the queue granted again. No record has it: a
+        #: member of which a new coordinator does not know that hears of it with its next commit
+        self._withdrawn: dict[str, dict[QueueKey, int]] = {}
         #: no session ends before
         self._look_again_ms = 0
 
@@ -119,16 +122,47 @@ class Coordinator:
 
         self._remove_expired(draft, sessions, now_ms)
         if draft.is_changed or self._assigned_for.get(name) is not topics:
-            _assign(draft, sessions, topics)
+            _assign(draft, sessions, topics, self._withdrawn_grants(draft))
             self._assigned_for[name] = topics
         if not draft.members:
-            self._sessions.pop(name, None)
-            self._assigned_for.pop(name, None)
+            self.forget(name)
         return GroupStep(name, beats, draft.records(), refused)
 
     def assign_again(self, name: str) -> None:
         """Assign the queues of a group with its next step: not all records of the last one are in the log."""
         self._assigned_for.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """Forget what no record has of a group that has no member any more."""
+        for table in (self._sessions, self._assigned_for, self._withdrawn):
+            table.pop(name, None)
+
+    def holders(self, name: str, keys: Iterable[QueueKey]) -> dict[QueueKey, str]:
+        """The member ids of those of these queues of which a member has a grant."""
+        group = self._table.groups.get(name, Group())
+        owners = {key: each for each, member in group.members.items() for key in member.grants}
+        return {key: owners[key] for key in keys if key in owners}
+
+    def withdraw(self, name: str, keys: Iterable[QueueKey], number: int) -> None:
+        """Let members give up queues that they have under a lower number than this one, with the next step. Then the
+        queues are granted again.
+        """
+        self._withdrawn.setdefault(name, {}).update(dict.fromkeys(keys, number))
+        self.assign_again(name)
+
+    def _withdrawn_grants(self, draft: _Draft) -> frozenset[QueueKey]:
+        """The queues that members have to give up before they are granted again."""
+        withdrawn = self._withdrawn.get(draft.name)
+        if not withdrawn:
+            return frozenset()
+        left = {
+            key: withdrawn[key]
+            for member in draft.members.values()
+            for key, number in member.grants.items()
+            if number < withdrawn.get(key, 0)
+        }
+        self._withdrawn[draft.name] = left
+        return frozenset(left)
 
     def answers(self, step: GroupStep) -> list[BeatAnswer | RayMQError]:
         """The answer to each heartbeat of a step whose records were appended."""
@@ -146,7 +180,8 @@ class Coordinator:
                 answers.append(_not_a_member(step.name, beat.member_id))
             else:
                 session = sessions.get(beat.member_id)
-                answers.append(_answer(member, beat, session is not None and session.is_waiting))
+                is_waiting = session is not None and session.is_waiting
+                answers.append(_answer(member, beat, is_waiting, group.facts.is_paused))
         return answers
 
     def due(self, now_ms: int) -> list[str]:
@@ -211,6 +246,7 @@ class Coordinator:
         }
         return {
             "kind": group.facts.kind,
+            "paused": group.facts.is_paused,
             "filters": filters,
             "topics": sorted(group.facts.filters),
             "members": members,
@@ -303,7 +339,7 @@ def _keeps_a_queue(name: str, member_id: str, member: MemberState) -> Fenced:
     )
 
 
-def _answer(member: MemberState, beat: Beat, is_waiting: bool) -> BeatAnswer:
+def _answer(member: MemberState, beat: Beat, is_waiting: bool, is_paused: bool) -> BeatAnswer:
     interval_ms = min(member.facts.session_timeout_ms // BEATS_IN_SESSION, BEAT_INTERVAL_MS_MAX)
     if is_waiting:
         interval_ms = min(interval_ms, WAITING_INTERVAL_MS)
@@ -312,8 +348,10 @@ def _answer(member: MemberState, beat: Beat, is_waiting: bool) -> BeatAnswer:
         member.version,
         assignment,
         interval_ms,
-        member.facts.session_timeout_ms,
+        # In a paused group no belief is renewed: members go on, keep their queues, and return nothing.
+        0 if is_paused else member.facts.session_timeout_ms,
         member.is_replaced,
+        is_paused,
     )
 
 
@@ -331,11 +369,12 @@ def _release(draft: _Draft, beat: Beat) -> None:
     released = {
         key
         for key, since in member.revoking.items()
-        if _has_applied(beat, since) and (owned is None or owned.get(key) != member.grants[key])
+        if _has_applied(beat, since) and (owned is None or key not in owned)
     }
     if owned is not None and _is_current(beat, member):
-        # The shard of such a queue has refused its number: a new one is needed.
-        released |= {key for key, number in member.grants.items() if owned.get(key) != number}
+        # The shard of such a queue has refused its number: a new one is needed. A queue that the member has under an
+        # older number, from before it was removed and came into being again, is not released yet.
+        released |= member.grants.keys() - owned.keys()
     if released:
         grants = {key: each for key, each in member.grants.items() if key not in released}
         revoking = {key: each for key, each in member.revoking.items() if key not in released}
@@ -459,8 +498,41 @@ def subscribed(facts: MemberFacts, topics: Mapping[str, int]) -> tuple[str, ...]
 # --- assignment -----------------------------------------------------------------------------------
 
 
-def _assign(draft: _Draft, sessions: dict[str, Session], topics: Mapping[str, int]) -> None:
-    """Revoke and grant towards the target. A queue is granted only when no member has a grant of it."""
+def _assign(
+    draft: _Draft,
+    sessions: dict[str, Session],
+    topics: Mapping[str, int],
+    withdrawn: Collection[QueueKey] = (),
+) -> None:
+    """Revoke and grant towards the target. A queue is granted only when no member has a grant of it.
+
+    Args: `withdrawn`: queues that their members shall give up in any case.
+    """
+    owners = _kept(draft.members) if draft.facts.is_paused else _target(draft, topics)
+    for key in withdrawn:
+        owners.pop(key, None)
+
+    wanted: dict[str, list[QueueKey]] = {}
+    for key, member_id in owners.items():
+        wanted.setdefault(member_id, []).append(key)
+    granted = {key for member in draft.members.values() for key in member.grants}
+
+    for member_id in sorted(draft.members):
+        _assign_to(draft, member_id, owners, wanted.get(member_id, ()), granted, sessions)
+
+
+def _kept(members: Mapping[str, MemberState]) -> dict[QueueKey, str]:
+    """The member id for each queue of a paused group: members keep what they have, and get nothing."""
+    return {
+        key: member_id
+        for member_id, member in members.items()
+        if not member.is_replaced
+        for key in member.assignment()
+    }
+
+
+def _target(draft: _Draft, topics: Mapping[str, int]) -> dict[QueueKey, str]:
+    """The member id for each queue of the topics that a member subscribed to."""
     members = draft.members
     places = _kept_places(members)
     candidates = {}
@@ -470,15 +542,7 @@ def _assign(draft: _Draft, sessions: dict[str, Session], topics: Mapping[str, in
             for earlier in places.get(member_id, ()):
                 held += members[earlier].grants
             candidates[member_id] = AssignmentCandidate(subscribed(member.facts, topics), held)
-
-    wanted: dict[str, list[QueueKey]] = {}
-    owners = target(candidates, topics)
-    for key, member_id in owners.items():
-        wanted.setdefault(member_id, []).append(key)
-    granted = {key for member in members.values() for key in member.grants}
-
-    for member_id in sorted(members):
-        _assign_to(draft, member_id, owners, wanted.get(member_id, ()), granted, sessions)
+    return target(candidates, topics)
 
 
 def _assign_to(

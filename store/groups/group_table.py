@@ -10,6 +10,7 @@ from .members import (
     MEMBER,
     Group,
     GroupFacts,
+    dated,
     group_value,
     members_values,
     read_group,
@@ -38,28 +39,29 @@ class GroupTable:
         if "group" not in value:
             return
         name = str(value["group"])
+        known = self.groups.get(name, Group())
+        changed_ms = max(known.changed_ms, int(value.get("at", 0)))
         if kind == GROUP:
             facts = read_group(value)
             if facts is None:
                 self.groups.pop(name, None)
             else:
-                self.groups[name] = self.groups.get(name, Group())._replace(facts=facts)
+                self.groups[name] = known._replace(facts=facts, changed_ms=changed_ms)
             return
 
         changed, gone = read_members(value)
-        group = self.groups.get(name, Group())
-        members = {**group.members, **changed}
+        members = {**known.members, **changed}
         for member_id in gone:
             members.pop(member_id, None)
-        former = tuple(map(str, value.get("former", group.former)))
-        self.groups[name] = Group(group.facts, members, former)
+        former = tuple(map(str, value.get("former", known.former)))
+        self.groups[name] = Group(known.facts, members, former, changed_ms)
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The whole state as records: applied to an empty table, they make this one."""
         if self.number:
             yield GROUP, {"number": self.number}
         for name, group in self.groups.items():
-            yield GROUP, group_value(name, group.facts, self.number)
+            yield GROUP, dated(group_value(name, group.facts, self.number), group.changed_ms)
             if group.members or group.former:
                 values = members_values(name, group.members, (), self.number, group.former)
                 yield from ((MEMBER, value) for value in values)

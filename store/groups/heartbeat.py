@@ -50,9 +50,13 @@ class BeatAnswer(NamedTuple):
     assignment: Mapping[QueueKey, int] | None
     #: when to send the next heartbeat
     interval_ms: int
+    #: for how long the answer lets the member believe to have its queues, counted from the heartbeat; 0: for no longer
+    #: than it does
     session_timeout_ms: int
     #: a newer process of its instance has joined: it releases its queues and ends
     is_replaced: bool = False
+    #: an operator has paused the group: its members keep their queues, and return nothing
+    is_paused: bool = False
 
 
 def pack_beat(group: str, beat: Beat) -> dict[str, Any]:
@@ -117,6 +121,8 @@ def pack_answer(answer: BeatAnswer) -> dict[str, Any]:
         fields["assignment"] = grants_value(answer.assignment)
     if answer.is_replaced:
         fields["replaced"] = True
+    if answer.is_paused:
+        fields["paused"] = True
     return fields
 
 
@@ -129,4 +135,5 @@ def unpack_answer(fields: Mapping[str, Any]) -> BeatAnswer:
         int(fields["interval_ms"]),
         int(fields["session_ms"]),
         bool(fields.get("replaced")),
+        bool(fields.get("paused")),
     )

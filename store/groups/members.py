@@ -119,6 +119,8 @@ class Group(NamedTuple):
     #: ids of members with an instance that were removed, the newest last. A late copy of their join is refused, because
     #: it would replace the instance's newer process
     former: tuple[str, ...] = ()
+    #: when its newest record was written, as far as the wall clock was believed then; 0: not known
+    changed_ms: int = 0
 
 
 # --- values of records ----------------------------------------------------------------------------
@@ -134,6 +136,11 @@ def group_value(name: str, facts: GroupFacts | None, number: int) -> dict[str, A
         return {**value, "deleted": True}
     filters = {topic: list(each) for topic, each in sorted(facts.filters.items())}
     return {**value, "kind": facts.kind, "filters": filters, "paused": facts.is_paused}
+
+
+def dated(value: dict[str, Any], at_ms: int) -> dict[str, Any]:
+    """The value of a GROUP or MEMBER record with the time at which it was written, which says how old a group is."""
+    return {**value, "at": at_ms} if at_ms else value
 
 
 def read_group(value: Mapping[str, Any]) -> GroupFacts | None:

@@ -6,7 +6,7 @@ Source: DefaultMessageStore#queryMessage, #lookMessageByOffset, #getOffsetInQueu
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected
 from raymq.store.base.rules import READABLE_RULE
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
@@ -184,6 +184,28 @@ class Query:
         if boundary is Boundary.LOWER:
             return times.low + bisect_left(times.offsets, time_ms, key=times.at)
         return max(times.low, times.low + bisect_right(times.offsets, time_ms, key=times.at) - 1)
+
+    def oldest_of(self, topic: str, offsets: Mapping[int, int]) -> int | None:
+        """The oldest of the messages at these offsets of queues of a topic: its place in the log.
+
+        Args: `offsets`: queue -> offset. One without a message is left out. Returns: None: no offset has a message. The
+        log has messages in the order of their store times, so that no record is read.
+        """
+        places = []
+        for queue_id, offset in offsets.items():
+            queue = self._queues.find(topic, queue_id)
+            if queue is not None and offset < queue.max_offset:
+                units = queue.read(max(offset, queue.min_offset), 1)
+                places += [int(each["position"]) for each in units if each["size"] != BLANK_SIZE]
+        return min(places, default=None)
+
+    def store_time_at(self, place: int) -> int | None:
+        """Store time (ms) of the record at a place of the log; None: it is not there any more."""
+        try:
+            return _store_time(self._log, place)
+        except (RayMQError, OSError):
+            # Others report a disk that does not answer.
+            return None
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int | None:
         """Store time (ms) of a queue's oldest message; None without one.

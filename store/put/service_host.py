@@ -8,6 +8,8 @@ from typing import Protocol
 from raymq.store.base.clock import Clock, StoreTimeClock
 from raymq.store.base.files import Files
 from raymq.store.config.running_config import RunningConfig
+from raymq.store.groups.claims import ClaimTable
+from raymq.store.groups.group_table import GroupTable
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
@@ -25,6 +27,8 @@ class ServiceHost(Protocol):
     clock: Clock
     log: CommitLog
     state: ShardState
+    groups: GroupTable
+    claims: ClaimTable
     consume_queues: ConsumeQueues
     store_times: StoreTimeClock
     topics: TopicRecords

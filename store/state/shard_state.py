@@ -186,6 +186,8 @@ class ShardState:
         self.producers.clear()
         #: (group, topic) -> queue -> next offset to consume
         self.offsets: dict[tuple[str, str], dict[int, int]] = {}
+        #: (group, topic) -> when the newest of these offsets was stored, as its record says; not of all
+        self.offset_times_ms: dict[tuple[str, str], int] = {}
         #: what readers see in place of `topics` and `offsets` that are not confirmed yet
         self._replaced_topics: ReplacedValues[str, TopicInfo] = ReplacedValues()
         self._replaced_offsets: ReplacedValues[tuple[str, str], dict[int, int]] = ReplacedValues()
@@ -368,8 +370,7 @@ class ShardState:
                 hidden_queues=value.get("hidden_queues", 0),
             )
         elif kind == OFFSETS:
-            offsets = self.offsets.setdefault((_text(value["group"]), _text(value["topic"])), {})
-            offsets.update({int(queue): int(offset) for queue, offset in value["offsets"].items()})
+            self._apply_offsets(value)
         elif kind == PRODUCER:
             self.raise_epoch(int(value["producer"]), int(value["epoch"]))
         elif kind == EPOCH:
@@ -379,6 +380,20 @@ class ShardState:
         elif kind in self._part_of_kind:
             self._part_of_kind[kind].apply(kind, value)
         return False
+
+    def _apply_offsets(self, value: Mapping[str, Any]) -> None:
+        key = _text(value["group"]), _text(value["topic"])
+        offsets = {int(queue): int(offset) for queue, offset in value["offsets"].items()}
+        if value.get("deleted"):
+            self.offsets.pop(key, None)
+            self.offset_times_ms.pop(key, None)
+            return
+        self.offsets.setdefault(key, {}).update(offsets)
+        self._note_offset_time(key, int(value.get("at", 0)))
+
+    def _note_offset_time(self, key: tuple[str, str], at_ms: int) -> None:
+        if at_ms > self.offset_times_ms.get(key, 0):
+            self.offset_times_ms[key] = at_ms
 
     def _apply_progress(self, service: str, values: Mapping[str, object]) -> None:
         table = self.progress.setdefault(service, {})
@@ -471,7 +486,10 @@ class ShardState:
 
         for (group, name), table in self.offsets.items():
             offsets = {str(queue_id): offset for queue_id, offset in table.items()}
-            yield {"t": "offsets", "g": group, "n": name, "o": offsets}
+            at_ms = self.offset_times_ms.get((group, name))
+            more = {"at": at_ms} if at_ms else {}
+            yield {"t": "offsets", "g": group, "n": name, "o": offsets, **more}
+
         for service, values in self.progress.items():
             for key, value in values.items():
                 yield {"t": "progress", "s": service, "k": key, "v": value}
@@ -506,8 +524,9 @@ class ShardState:
                 case "queue":
                     self.next_offsets[_text(row["n"]), int(row["q"])] = int(row["o"])
                 case "offsets":
-                    table = {int(q): int(o) for q, o in row["o"].items()}
-                    self.offsets[_text(row["g"]), _text(row["n"])] = table
+                    key = _text(row["g"]), _text(row["n"])
+                    self.offsets[key] = {int(q): int(o) for q, o in row["o"].items()}
+                    self._note_offset_time(key, int(row.get("at", 0)))
                 case "progress":
                     self.progress.setdefault(_text(row["s"]), {})[_text(row["k"])] = row["v"]
                 case "record":
@@ -575,7 +594,9 @@ class ShardState:
         }
         self.deleted_topics[name] = DeletedTopic(generation, {**before.first_offsets, **own})
         self.topics.pop(name, None)
-        self.offsets = {key: table for key, table in self.offsets.items() if key[1] != name}
+        for key in [key for key in self.offsets if key[1] == name]:
+            del self.offsets[key]
+            self.offset_times_ms.pop(key, None)
         self._topic_changes += 1
 
     def generation(self, topic: str) -> int:
@@ -611,10 +632,18 @@ def deleted_topic_body(name: str, generation: int) -> bytes:
     return _json({"name": name, "deleted": True, "generation": generation}).encode()
 
 
-def offsets_body(group: str, topic: str, offsets: Mapping[int, int]) -> bytes:
-    """The body of an OFFSETS record."""
-    texts = {str(queue_id): offset for queue_id, offset in offsets.items()}
-    return _json({"group": group, "topic": topic, "offsets": texts}).encode()
+def offsets_body(
+    group: str, topic: str, offsets: Mapping[int, int], at_ms: int | None = None
+) -> bytes:
+    """The body of an OFFSETS record. Args: `at_ms`: now, ms since 1970; None: not known, and they are kept for ever."""
+    value = {"group": group, "topic": topic, "offsets": {str(k): v for k, v in offsets.items()}}
+    return _json(value if at_ms is None else {**value, "at": at_ms}).encode()
+
+
+def no_offsets_body(group: str, topic: str) -> bytes:
+    """The body of an OFFSETS record that deletes those of a group."""
+    value = {"group": group, "topic": topic, "offsets": {}, "deleted": True}
+    return _json(value).encode()
 
 
 def producer_body(producer_id: int, epoch: int) -> bytes:

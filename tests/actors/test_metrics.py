@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.leader.group_progress import LAGS_MAX, GroupProgress
 from raymq.actors.leader.leader_metrics import (
-    LAGS_MAX,
     TOPICS_MAX,
     as_status,
-    consumer_lags,
     topic_messages,
 )
 from raymq.actors.leader.metrics import METRICS, Collector, MetricValues
@@ -452,11 +451,13 @@ def test_status_shows_the_same_values_as_json(leader: Leader) -> None:
     host = leader.open(CONFIG)
     put_one(host, request([b"x"], producer_id=7)).wait(30)
     host.call("commit_offsets", {"group": "g", "topic": "t", "offsets": {"0": 0}})
-    until(lambda: consumer_lags(host.store) == {("t", "g"): 1}, wait_a_little)
+    until(lambda: GroupProgress(host.store).lags() == {("t", "g"): 1}, wait_a_little)
     reported = json.loads(json.dumps(host.call("status", {})))["metrics"]
     assert {f"raymq_{name}" for name in reported} == {metric.name for metric in METRICS}
     assert reported["append_messages_total"] == 1
     assert reported["consumer_lag_messages"] == {"t": {"g": 1}}
+    assert reported["consumer_lag_seconds"]["t"]["g"] >= 0
+    assert reported["group_members"] == {}
     assert reported["topic_messages"] == {"t": 1}
     latency = reported["append_seconds"]
     assert latency["count"] == 1
@@ -475,7 +476,32 @@ def test_consumer_lag_is_counted_per_group_and_topic_over_queues_with_an_offset(
     host.store.commit_offsets("ahead", "t", {0: 9})
     until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
     assert topic_messages(host.store) == {("t",): 12}
-    assert consumer_lags(host.store) == {("t", "slow"): 9, ("t", "half"): 0, ("t", "ahead"): 0}
+    assert GroupProgress(host.store).lags() == {
+        ("t", "slow"): 9,
+        ("t", "half"): 0,
+        ("t", "ahead"): 0,
+    }
+
+
+def test_the_age_of_a_lag_is_that_of_the_oldest_message_which_is_read_once(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = leader.open(CONFIG)
+    for queue in (1, 0):
+        put_one(host, request([b"x"] * 2, queue=queue)).wait(30)
+    for group, offsets in (("slow", {"0": 0, "1": 0}), ("ahead", {"0": 2, "1": 2})):
+        host.call("commit_offsets", {"group": group, "topic": "t", "offsets": offsets})
+    until(lambda: host.store.dispatched == host.store.log.end, wait_a_little)
+
+    progress, store = GroupProgress(host.store), host.store
+    first_ms = store.query.earliest_store_time("t", 1)
+    assert first_ms is not None
+    monkeypatch.setattr(store.clock, "now_ms", lambda: first_ms + 90_500)
+    assert progress.lag_seconds() == {("t", "slow"): 90, ("t", "ahead"): 0}
+    assert progress.ages_ms("t", {1: 1, 0: 2}) == {1: 90_500}
+    monkeypatch.setattr(store.query, "store_time_at", lambda place: None)
+    assert progress.lag_seconds() == {("t", "slow"): 90, ("t", "ahead"): 0}
+    assert GroupProgress(store).lag_seconds() == {("t", "slow"): 0, ("t", "ahead"): 0}
 
 
 def test_the_number_of_series_is_bounded_for_many_groups_and_topics(
@@ -484,7 +510,7 @@ def test_the_number_of_series_is_bounded_for_many_groups_and_topics(
     host = leader.open(CONFIG)
     for number in range(LAGS_MAX + 5):
         host.store.state.offsets[f"g{number}", "t"] = {0: 0}
-    assert len(consumer_lags(host.store)) == LAGS_MAX
+    assert len(GroupProgress(host.store).lags()) == LAGS_MAX
     many = [(f"t{number:04}", queue) for number in range(TOPICS_MAX + 5) for queue in range(2)]
     monkeypatch.setattr(host.store, "queues", lambda: many)
     assert list(topic_messages(host.store)) == [(f"t{number:04}",) for number in range(TOPICS_MAX)]

@@ -501,6 +501,8 @@ LEADER = {
     "metrics": {
         "topic_messages": {"t": 6},
         "consumer_lag_messages": {"t": {"billing": 4}},
+        "consumer_lag_seconds": {"t": {"billing": 1200}},
+        "group_members": {"billing": 2, "audit": 0},
         "replication_lag_bytes": 2048,
         "disk_used_bytes": 3 << 20,
         "disk_free_bytes": 5 << 30,
@@ -531,7 +533,8 @@ def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Term
         "  topics     1",
         "  messages   6",
         "  disk       3 MiB used, 5.0 GiB free",
-        "  lag        topic t, group billing: 4 messages; replication: 2.0 KiB",
+        "  lag        topic t, group billing: 4 messages, 1,200 s; replication: 2.0 KiB",
+        "  groups     1 with 2 members",
     ]
 
 

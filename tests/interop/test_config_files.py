@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import fastjson
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.groups.members import GROUP, GroupFacts, group_value
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.state.shard_state import TopicInfo
 from tests.support import message_kinds as kinds
@@ -69,6 +71,10 @@ def test_rocketmq_finds_our_topics_groups_and_offsets(
     store = MessageStore.open(root, config=config)
     put_all(store, kinds.ordinary())
     store.commit_offsets("g", kinds.TOPIC, {0: 3, 2: 1})
+    for name in ("open", "held"):
+        facts = GroupFacts(is_paused=name == "held")
+        body = json.dumps(group_value(name, facts, 0)).encode()
+        store.inner_put.put_state_record(GROUP, body)
     schema = '[{"name":"id","type":"int64","nullable":true}]'
     attributes = {"raymq.schema": schema, "raymq.null.values": "true"}
     store.topics.create("typed", 2, (0,), attributes)
@@ -85,6 +91,8 @@ def test_rocketmq_finds_our_topics_groups_and_offsets(
     assert found["topics"]["typed"]["attributes"] == attributes
     assert found["offsets"] == {f"{kinds.TOPIC}@g": {"0": 3, "2": 1}}
     assert found["groups"]["g"]["retryMaxTimes"] == 16
+    enabled = {name: found["groups"][name]["consumeEnable"] for name in ("g", "open", "held")}
+    assert enabled == {"g": True, "open": True, "held": False}
     assert found["levels"] == {"2": 9}
 
 

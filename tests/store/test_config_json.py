@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import fastjson
 from raymq.store.config_files.config_json import import_changed, write_back
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.groups.claims import ended_value
+from raymq.store.groups.members import CLAIM, GROUP, GroupFacts, group_value
 from raymq.store.put.inner_message import ServiceProgress
-from raymq.store.state.shard_state import TopicInfo
+from raymq.store.state.shard_state import OFFSETS, TopicInfo, no_offsets_body
 from tests.support.batches import request
 from tests.support.clock import ManualClock
 from tests.support.crash_states import disk_of
@@ -173,6 +176,72 @@ def test_a_deleted_topic_leaves_the_files_with_its_offsets(tmp_path):
     store = open_store(tmp_path)
     assert set(store.state.topics) == {"again", "stays"}
     close(store)
+
+
+def put_group(store: MessageStore, name: str, *, is_paused: bool) -> None:
+    body = json.dumps(group_value(name, GroupFacts(is_paused=is_paused), 1)).encode()
+    store.inner_put.put_state_record(GROUP, body)
+
+
+def test_a_paused_group_is_one_on_both_sides(tmp_path):
+    store = open_store(tmp_path)
+    for name in ("held", "open"):
+        put_group(store, name, is_paused=name == "held")
+    close(store)
+    groups = load(tmp_path, "subscriptionGroup.json")
+    table = groups["subscriptionGroupTable"]
+    assert {name: row["consumeEnable"] for name, row in table.items()} == {
+        "held": False,
+        "open": True,
+    }
+
+    # RocketMQ's command updateSubGroup.
+    table["held"]["consumeEnable"], table["open"]["consumeEnable"] = True, False
+    for name in ("theirs", "bad name"):
+        table[name] = {"groupName": name, "consumeEnable": False}
+    table["plain"] = {"groupName": "plain"}
+    put_files(tmp_path, {"subscriptionGroup.json": groups})
+    again = open_store(tmp_path)
+    paused = {name: group.facts.is_paused for name, group in again.groups.groups.items()}
+    assert paused == {"held": False, "open": True, "theirs": True}
+    close(again)
+    kept = load(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]
+    assert kept["bad name"] == {"groupName": "bad name", "consumeEnable": False}
+    assert "consumeEnable" not in kept["plain"]
+
+
+def test_an_old_file_does_not_resume_a_group(tmp_path):
+    store = open_store(tmp_path)
+    put_group(store, "g", is_paused=False)
+    write_back(store)
+    put_group(store, "g", is_paused=True)
+    store.abandon()
+    again = open_store(tmp_path)
+    assert again.groups.groups["g"].facts.is_paused
+    close(again)
+
+
+def test_a_deleted_group_is_in_no_file(tmp_path):
+    put_files(tmp_path, FOREIGN)
+    store = open_store(tmp_path)
+    store.commit_offsets("g", "T", {1: 8})
+    store.commit_offsets("h", "T", {0: 1})
+    write_back(store)
+    for topic_name in ("T", "%RETRY%g"):
+        store.inner_put.put_state_record(OFFSETS, no_offsets_body("g", topic_name))
+    store.inner_put.put_state_record(CLAIM, json.dumps(ended_value("g", 5)).encode())
+    store.commit_offsets("g", "%RETRY%g", {0: 1})
+    close(store)
+    assert load(tmp_path, "consumerOffset.json")["offsetTable"] == {
+        "T@h": {0: 1},
+        "%RETRY%g@g": {0: 1},
+    }
+    again = open_store(tmp_path)
+    assert again.state.offsets == {("h", "T"): {0: 1}, ("g", "%RETRY%g"): {0: 1}}
+    again.inner_put.put_state_record(OFFSETS, no_offsets_body("g", "%RETRY%g"))
+    close(again)
+    groups = load(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]
+    assert groups.keys() == {"h"}
 
 
 def test_files_that_say_it_already_are_left_alone(tmp_path):

@@ -5,21 +5,27 @@ from __future__ import annotations
 import zlib
 
 from raymq.actors.api import call_arguments
-from raymq.actors.api.group_arguments import check_beats, check_member
-from raymq.actors.api.operations import operation, unnamed
+from raymq.actors.api.group_arguments import check_beats, check_member, check_queues
+from raymq.actors.api.operations import flag, integer, operation, unnamed
+from raymq.actors.leader.group_progress import GroupProgress
 from raymq.store.base.errors import RayMQError, to_wire
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Claim
 from raymq.store.groups.heartbeat import Beat, pack_answer
 
-from .scope import LeaderScope, check_queue, created_shards, topic_of
+from .scope import LeaderScope, check_offset, check_queue, created_shards, shard_of, topic_of
 
 
 def find_coordinator(leader: LeaderScope, group: str) -> dict[str, object]:
     """Find the shard that coordinates a group. Shard 0 knows it. It stays the same when shards are added."""
     check_group_name(group)
     leader.await_check()
-    return {"shard": zlib.crc32(group.encode()) % created_shards(leader)}
+    return {"shard": _coordinator(group, created_shards(leader))}
+
+
+def _coordinator(group: str, shards: int) -> int:
+    """The shard that coordinates a group. Args: `shards`: as many as the cluster had when it was created."""
+    return zlib.crc32(group.encode()) % shards
 
 
 def group_beat(leader: LeaderScope, beats: list[tuple[str, Beat]]) -> dict[str, object]:
@@ -67,7 +73,18 @@ def groups(leader: LeaderScope) -> dict[str, object]:
     """Find the groups that this shard coordinates, each with its number of members, and those with offsets here."""
     leader.await_check()
     with_offsets = {group for group, _ in list(leader.store.state.offsets)}
-    return {"coordinated": leader.groups.names(), "with_offsets": sorted(with_offsets)}
+    # A file of RocketMQ may have paused a group that another shard coordinates.
+    shard, shards = shard_of(leader), created_shards(leader)
+    members = {
+        group: count
+        for group, count in leader.groups.names().items()
+        if _coordinator(group, shards) == shard
+    }
+    return {
+        "coordinated": members,
+        "paused": [group for group in leader.groups.paused() if group in members],
+        "with_offsets": sorted(with_offsets),
+    }
 
 
 def describe_group(leader: LeaderScope, group: str) -> dict[str, object]:
@@ -82,6 +99,78 @@ def group_topics(leader: LeaderScope, group: str) -> dict[str, object]:
     leader.await_check()
     found = sorted(topic for name, topic in list(leader.store.state.offsets) if name == group)
     return {"topics": found}
+
+
+def lag_ages(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:
+    """The age in ms of the oldest message that a group has not committed, of each queue that has one."""
+    check_group_name(group)
+    topic_of(leader, topic)
+    leader.await_check()
+    leader.await_dispatch()
+    offsets = leader.store.state.confirmed_offsets(group, topic, leader.visible_end)
+    ages = GroupProgress(leader.store).ages_ms(topic, offsets)
+    return {str(queue_id): age for queue_id, age in ages.items()}
+
+
+def take_group_number(
+    leader: LeaderScope, group: str, queues: list[tuple[str, int]], force: bool
+) -> dict[str, object]:
+    """Begin to reset offsets of a group that this shard coordinates.
+
+    Args: `force`: also of queues that members have. Returns: the number under which each shard does it.
+    """
+    leader.check_serving()
+    check_group_name(group)
+    return {"number": leader.groups.take_number(group, queues, is_forced=force)}
+
+
+def reset_offsets(
+    leader: LeaderScope, group: str, topic: str, offsets: dict[int, int], number: int
+) -> dict[str, object]:
+    """Set offsets of a group on queues of this shard. Later commits of the members that had them are refused.
+
+    Returns: the queues that a member has under a higher number. Of these nothing is stored.
+    """
+    leader.check_serving()
+    check_group_name(group)
+    info = topic_of(leader, topic)
+    for queue_id, offset in offsets.items():
+        check_queue(leader, info, queue_id)
+        check_offset(leader, info, queue_id, offset)
+    return {"fenced": fenced_queues(leader.groups.reset(group, topic, offsets, number))}
+
+
+def withdraw_queues(
+    leader: LeaderScope, group: str, queues: list[tuple[str, int]], number: int
+) -> dict[str, object]:
+    """End a reset: members give these queues up, if they have them under a lower number, and get them again."""
+    leader.check_serving()
+    check_group_name(group)
+    leader.groups.withdraw(group, queues, number)
+    return {}
+
+
+def pause_group(leader: LeaderScope, group: str, paused: bool) -> dict[str, object]:
+    """Let the members of a group that this shard coordinates get no messages, or get them again."""
+    leader.check_serving()
+    check_group_name(group)
+    leader.groups.pause(group, is_paused=paused)
+    return {}
+
+
+def end_group(leader: LeaderScope, group: str) -> dict[str, object]:
+    """Delete a group that this shard coordinates. Returns: the number of its end, and whether it existed."""
+    leader.check_serving()
+    check_group_name(group)
+    number, existed = leader.groups.end(group)
+    return {"number": number, "existed": existed}
+
+
+def forget_offsets(leader: LeaderScope, group: str, number: int) -> dict[str, object]:
+    """Delete what this shard has of a group that its coordinator has ended. Returns: the topics."""
+    leader.check_serving()
+    check_group_name(group)
+    return {"topics": leader.groups.forget_offsets(group, number)}
 
 
 def fenced_queues(refused: dict[int, Claim]) -> dict[str, list[object]]:
@@ -101,7 +190,32 @@ OPERATIONS = {
     "groups": operation(groups),
     "describe_group": operation(describe_group, group=call_arguments.check_name),
     "group_topics": operation(group_topics, group=call_arguments.check_name),
+    "lag_ages": operation(
+        lag_ages, group=call_arguments.check_name, topic=call_arguments.check_name
+    ),
     "group_beat": operation(group_beat, beats=unnamed(check_beats)),
     "claim_queues": operation(claim_queues, **_CLAIMS),
     "release_claims": operation(release_claims, **_CLAIMS),
+    "take_group_number": operation(
+        take_group_number,
+        group=call_arguments.check_name,
+        queues=unnamed(check_queues),
+        force=flag,
+    ),
+    "reset_offsets": operation(
+        reset_offsets,
+        group=call_arguments.check_name,
+        topic=call_arguments.check_name,
+        offsets=unnamed(call_arguments.check_offsets),
+        number=integer(1),
+    ),
+    "withdraw_queues": operation(
+        withdraw_queues,
+        group=call_arguments.check_name,
+        queues=unnamed(check_queues),
+        number=integer(1),
+    ),
+    "pause_group": operation(pause_group, group=call_arguments.check_name, paused=flag),
+    "end_group": operation(end_group, group=call_arguments.check_name),
+    "forget_offsets": operation(forget_offsets, group=call_arguments.check_name, number=integer(1)),
 }

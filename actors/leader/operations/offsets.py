@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import integer, integers, operation, optional, unnamed
-from raymq.store.base.errors import OffsetOutOfRange
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Commit
 from raymq.store.services.retry import send_back as put_back
-from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import QUEUES_MAX
 
 from .groups import fenced_queues
-from .scope import LeaderScope, check_queue, shard_of, topic_of
+from .scope import LeaderScope, check_offset, check_queue, shard_of, topic_of
 
 
 def commit_offsets(
@@ -34,7 +32,7 @@ def commit_offsets(
     info = topic_of(leader, topic)
     for queue_id, offset in offsets.items():
         check_queue(leader, info, queue_id)
-        _check_offset(leader, info, queue_id, offset)
+        check_offset(leader, info, queue_id, offset)
     if numbers is None:
         leader.groups.commit_unclaimed(group, topic, offsets)
         return {}
@@ -44,31 +42,6 @@ def commit_offsets(
         for queue_id, offset in offsets.items()
     }
     return {"fenced": fenced_queues(leader.groups.commit(group, topic, commits))}
-
-
-def _check_offset(leader: LeaderScope, info: TopicInfo, queue_id: int, offset: int) -> None:
-    """Raises: OffsetOutOfRange for an offset that a fetch would refuse as well; as `await_check`."""
-    store = leader.store
-    low, high = store.queue_range(info.name, queue_id)
-    if info.compacted:
-        # A fetch may begin at offsets that were compacted away.
-        low = 0
-    # After a start, the dispatched end may still be below the confirmed end.
-    high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
-
-    if not low <= offset <= high:
-        # The queue of a newer leader may end later.
-        leader.await_check()
-        raise OffsetOutOfRange(
-            f"offset {offset} of queue {queue_id} of {info.name} cannot be committed: the queue holds "
-            f"{low} to {high}. Nothing was committed",
-            min=low,
-            max=high,
-            offset=offset,
-            queue_id=queue_id,
-            field="offsets",
-            limit=f"{low}..{high}",
-        )
 
 
 def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Protocol
 from raymq.actors.api import call_arguments
 from raymq.actors.leader.group_service import GroupService
 from raymq.actors.supervise.replica_parts import ReplicaParts
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.delay.timer_cancel import CancelledTimer
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.records.requests import AppendedRows
@@ -85,4 +85,29 @@ def check_queue(leader: LeaderScope, info: TopicInfo, queue_id: int) -> None:
             field="queue_id",
             limit=f"the queues of shard {shard}",
             found=queue_id,
+        )
+
+
+def check_offset(leader: LeaderScope, info: TopicInfo, queue_id: int, offset: int) -> None:
+    """Raises: OffsetOutOfRange for an offset that a fetch would refuse as well; as `await_check`."""
+    store = leader.store
+    low, high = store.queue_range(info.name, queue_id)
+    if info.compacted:
+        # A fetch may begin at offsets that were compacted away.
+        low = 0
+    # After a start, the dispatched end may still be below the confirmed end.
+    high = max(high, store.state.next_offsets.get((info.name, queue_id), 0))
+
+    if not low <= offset <= high:
+        # The queue of a newer leader may end later.
+        leader.await_check()
+        raise OffsetOutOfRange(
+            f"offset {offset} of queue {queue_id} of {info.name} cannot be committed: the queue holds "
+            f"{low} to {high}. Nothing was committed",
+            min=low,
+            max=high,
+            offset=offset,
+            queue_id=queue_id,
+            field="offsets",
+            limit=f"{low}..{high}",
         )

@@ -1,0 +1,80 @@
+"""How far consumer groups are on the queues of a shard: for metrics, and for people who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from raymq.store.engine.message_store import MessageStore
+
+from .metrics import ByTags
+
+#: (topic, group) pairs that are reported, and groups, so that a program with a new group for each run cannot fill
+#: Prometheus
+LAGS_MAX = 500
+
+
+class GroupProgress:
+    """Callers: any thread, one at a time."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        #: (topic, group) -> place of its oldest message in the log, and the store time of that message
+        self._oldest: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def lags(self) -> ByTags:
+        """(topic, group) -> messages between its committed offsets and the ends of these queues.
+
+        Only queues of this shard for which the group has committed offsets: in others its start is not known.
+        """
+        store = self._store
+        return {
+            names: sum(
+                max(0, store.queue_range(names[0], queue_id)[1] - offset)
+                for queue_id, offset in offsets.items()
+            )
+            for names, offsets in self._offsets().items()
+        }
+
+    def lag_seconds(self) -> ByTags:
+        """(topic, group) -> age of the oldest message after its committed offsets, in seconds; 0: there is none."""
+        ages, oldest = {}, {}
+        for names, offsets in self._offsets().items():
+            ages[names] = 0
+            place = self._store.query.oldest_of(names[0], offsets)
+            if place is None:
+                continue
+            known = self._oldest.get(names)
+            # A group that stands still is not looked up again: its message may be far behind, on a busy disk.
+            time_ms = known[1] if known and known[0] == place else self._time_at(place)
+            if time_ms is not None:
+                oldest[names] = place, time_ms
+                ages[names] = self._age_ms(time_ms) // 1000
+        self._oldest = oldest
+        return ages
+
+    def ages_ms(self, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
+        """queue -> age of the message at an offset of it, or the next one. A queue that has none is left out."""
+        ages = {}
+        for queue_id, offset in offsets.items():
+            place = self._store.query.oldest_of(topic, {queue_id: offset})
+            time_ms = None if place is None else self._time_at(place)
+            if time_ms is not None:
+                ages[queue_id] = self._age_ms(time_ms)
+        return ages
+
+    def members(self) -> ByTags:
+        """(group,) -> its members, of the groups that this shard coordinates."""
+        groups = islice(list(self._store.groups.groups.items()), LAGS_MAX)
+        return {(name,): len(group.members) for name, group in groups}
+
+    def _offsets(self) -> dict[tuple[str, ...], dict[int, int]]:
+        # Copies: puts change these tables during the iteration.
+        found = islice(list(self._store.state.offsets.items()), LAGS_MAX)
+        return {(topic, group): dict(offsets) for (group, topic), offsets in found}
+
+    def _time_at(self, place: int) -> int | None:
+        return self._store.query.store_time_at(place)
+
+    def _age_ms(self, time_ms: int) -> int:
+        return max(0, self._store.clock.now_ms() - time_ms)
