@@ -64,6 +64,8 @@ class Bounds:
     network: int = 8
     #: the processes are of one instance
     static: bool = False
+    #: heartbeats may come together in one step
+    gathers: bool = False
     #: the clock of process i runs at rates[i % n]
     rates: tuple[float, ...] = (1.0,)
     ticks: int = 12
@@ -231,12 +233,14 @@ class World:
     def key(self) -> int:
         """Equal for two worlds in which the same can happen."""
         log, shard_log = self.log, self.shard_log
-        sessions = self.coordinator.sessions(GROUP)
+        live = self.coordinator.live(GROUP)
+        # Without what only says when it looks again.
+        known = live.sessions, live.target, live.topics is None
         return hash(
             (
                 self.now_ms,
                 tuple(log.records[log.confirmed :]),
-                repr((self.table.groups, self.table.number, sessions, log.waiting)),
+                repr((self.table.groups, self.table.number, known, log.waiting)),
                 tuple(shard_log.records[shard_log.confirmed :]),
                 repr((self.claims.claims, self.offsets, shard_log.waiting)),
                 repr(sorted(map(repr, self.net))),
@@ -283,10 +287,21 @@ class World:
     def _step(self, beats: list[Beat], asked: list[Message]) -> None:
         step = self.coordinator.step(GROUP, beats, self.topics, self.now_ms)
         for kind, value in step.records:
-            self.table.apply(kind, self.log.append(kind, value))
+            self.note(kind, value)
         for message, answer in zip(asked, self.coordinator.answers(step), strict=True):
             # The check of an answer that rests on no new record is a confirmation, too: one that began later.
             self.answer(self.log, replace(message, kind="answer", answer=answer))
+
+    def note(self, kind: str, value: dict[str, Any]) -> None:
+        """Append a record to the coordinator's log, and apply it."""
+        self.table.apply(kind, self.log.append(kind, value))
+
+    def gather(self) -> None:
+        """All heartbeats that are under way come in one step."""
+        messages = [each for each in self.net if each.kind == "beat"]
+        for each in messages:
+            self.net.remove(each)
+        self._step([each.beat for each in messages if each.beat is not None], messages)
 
     def ask_deposed(self, message: Message) -> None:
         """A coordinator that leads no more takes a heartbeat. Its checks fail, and nothing of it is confirmed."""
@@ -336,8 +351,7 @@ class World:
         queue_id = message.key[1]
         new, refused = self.claims.plan(GROUP, TOPIC, message.member_id, {queue_id: message.number})
         if new:
-            value = self.shard_log.append(CLAIM, claim_value(GROUP, TOPIC, new))
-            self.claims.apply(CLAIM, value)
+            self.note_claims(claim_value(GROUP, TOPIC, new))
         offset = None if refused else claimed_offset(message, self.offsets.get(queue_id, 0))
         self.answer(self.shard_log, replace(message, kind="claimed", offset=offset))
 
@@ -357,6 +371,10 @@ class World:
         self.answer(
             self.shard_log, replace(message, kind="committed", offset=None if refused else offset)
         )
+
+    def note_claims(self, value: dict[str, Any]) -> None:
+        """Append a record to the shard's log, and apply it."""
+        self.claims.apply(CLAIM, self.shard_log.append(CLAIM, value))
 
     def _store_offsets(self, new: dict[int, int]) -> dict[int, int]:
         value = self.shard_log.append(OFFSETS, {"offsets": list(new.items())})
@@ -482,6 +500,9 @@ class World:
                 found.append(Event(0.3, "lose", (message,)))
             if self.deposed is not None and message.kind == "beat" and not deposed_is_checked():
                 found.append(Event(1, "ask_deposed", (message,)))
+
+        if self.bounds.gathers and sum(each.kind == "beat" for each in self.net) > 1:
+            found.append(Event(3, "gather"))
 
         for suffix, log in (("", self.log), ("_shard", self.shard_log)):
             if log.waiting or log.confirmed < len(log.records):
