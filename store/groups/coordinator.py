@@ -259,7 +259,7 @@ class Coordinator:
     ) -> None:
         """Account for one heartbeat. Raises: Fenced, Rejected."""
         if beat.is_leaving:
-            draft.remove(beat.member_id)
+            _remove(draft, beat.member_id)
             return
         member = draft.members.get(beat.member_id)
         if member is None:
@@ -307,7 +307,7 @@ def _remove_expired(draft: _Draft, live: LiveGroup, now_ms: int) -> None:
             deadline_ms = now_ms + member.facts.session_timeout_ms
             session = sessions[member_id] = Session(deadline_ms, now_ms)
         if now_ms >= session.deadline_ms:
-            draft.remove(member_id)
+            _remove(draft, member_id)
             del sessions[member_id]
         else:
             live.look_ms = min(live.look_ms, session.deadline_ms)
@@ -429,6 +429,17 @@ def _replace(draft: _Draft, member_id: str) -> None:
     else:
         # Its queues wait for their release, or for the end of its session.
         draft.change(member_id, member._replace(is_replaced=True))
+
+
+def _remove(draft: _Draft, member_id: str) -> None:
+    """Take a member out. The newer process of its instance shall get the queues that it has not released."""
+    member = draft.members.get(member_id)
+    if member is not None and member.is_replaced:
+        for other_id, other in draft.members.items():
+            is_heir = other.facts.instance_id == member.facts.instance_id
+            if is_heir and not other.is_replaced:
+                draft.inherited.setdefault(other_id, []).extend(member.grants)
+    draft.remove(member_id)
 
 
 def _next_version(draft: _Draft, before: int) -> int:
@@ -606,7 +617,7 @@ class _Draft:
         self.is_reshaped = False
         #: queues that members have released
         self.released: list[QueueKey] = []
-        #: a new member -> the queues of a process of its instance that has left
+        #: a member -> the queues of an earlier process of its instance that is removed
         self.inherited: dict[str, list[QueueKey]] = {}
 
     @property
