@@ -35,7 +35,7 @@ MUTANT_SEEDS = 400
 
 
 def test_a_crash_between_the_records_of_a_step_keeps_the_rules(monkeypatch):
-    monkeypatch.setattr(members, "RECORD_GRANTS_MAX", 1)
+    monkeypatch.setattr(members, "RECORD_BYTES_MAX", 1)
     figures = run_seeds(
         range(round(RUNS * FACTOR)), WORLDS["three members, four queues"], steps=150
     )

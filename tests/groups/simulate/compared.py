@@ -35,7 +35,7 @@ class ComparedWorld(World):
 
     def note(self, kind: str, value: dict[str, Any]) -> None:
         super().note(kind, value)
-        self.reference.now.take(kind, json.loads(self.log.records[-1][1]))
+        self.reference.take(kind, json.loads(self.log.records[-1][1]))
         self._compare()
 
     def answer(self, log: Log, message: Message) -> None:

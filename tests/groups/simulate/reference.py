@@ -111,6 +111,8 @@ class Reference:
         self._is_new = True
         #: how many queues each member shall have, until all have been released that others shall have
         self._moving: dict[str, int] | None = None
+        #: the step has a record
+        self._is_recorded = False
         self._refused: set[int] = set()
         self._beats: list[Beat] = []
 
@@ -129,8 +131,9 @@ class Reference:
     # --- a step -----------------------------------------------------------------------------------
 
     def begin(self, beats: list[Beat], now_ms: int) -> None:
-        """Decide on heartbeats. The records of the step follow (`now.take`), then `end`."""
-        self._draft, self._beats, self._is_new = self.now.copy(), beats, False
+        """Decide on heartbeats. The records of the step follow (`take`), then `end`."""
+        self._draft, self._beats = self.now.copy(), beats
+        self._is_new = self._is_recorded = False
         self._refused = {at for at, beat in enumerate(beats) if not self._hears(beat, now_ms)}
         draft = self._draft
         for name in list(draft.places):
@@ -138,6 +141,11 @@ class Reference:
             if life.ends_ms <= now_ms:
                 self._remove(name)
         self.lives = {name: life for name, life in self.lives.items() if name in draft.places}
+
+    def take(self, kind: str, value: Mapping[str, Any]) -> None:
+        """Account for one record of the step."""
+        self._is_recorded = True
+        self.now.take(kind, value)
 
     def _hears(self, beat: Beat, now_ms: int) -> bool:
         """Whether a heartbeat is not refused."""
@@ -231,7 +239,9 @@ class Reference:
             )
             expect(after == wanted, "a member", name, after, wanted)
         expect(not free or not quotas, "queues without an owner", free)
-        expect(found.number == number, "the highest number", found.number, number)
+        # Without a record no number was given: of a member that joins and leaves in one step.
+        is_right = found.number == number or not self._is_recorded
+        expect(is_right, "the highest number", found.number, number)
         if not goes_on:
             is_moving = any(place.owed for place in found.places.values())
             self._moving = quotas if is_moving else None

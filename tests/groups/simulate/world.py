@@ -110,6 +110,7 @@ class Message:
     member_id: str
     key: QueueKey = (TOPIC, 0)
     number: int = 0
+    #: of the assignment; of a commit: how often its program had given the queue up
     version: int = 0
     #: of a commit; of an answer what is committed, None: refused
     offset: int | None = None
@@ -154,18 +155,24 @@ class Process:
     joined: int = 0
     #: queue -> offset of the next message
     positions: dict[QueueKey, int] = field(default_factory=dict)
+    #: queue -> how often its program has given it up. It waits for no commit from before
+    given_up: dict[QueueKey, int] = field(default_factory=dict)
     state: str = "in"
     is_hung: bool = False
 
     def __repr__(self) -> str:
-        return f"{self.name}{self.joined} {self.state} {self.is_hung} {self.positions}"
+        return (
+            f"{self.name}{self.joined} {self.state} {self.is_hung} {self.positions} {self.given_up}"
+        )
 
     def copy(self) -> Process:
         member: GroupMember = object.__new__(GroupMember)
         member.__dict__ |= vars(self.member)
         for name in ("assigned", "releasing", "claimed"):
             setattr(member, name, dict(getattr(member, name)))
-        return replace(self, member=member, positions=dict(self.positions))
+        return replace(
+            self, member=member, positions=dict(self.positions), given_up=dict(self.given_up)
+        )
 
     def now_ms(self, world_ms: int) -> int:
         """Its own monotonic clock."""
@@ -417,13 +424,18 @@ class World:
                 process.member.member_id,
                 key,
                 number,
+                process.given_up.get(key, 0),
                 offset=process.positions[key],
             )
         )
 
     def release(self, name: str, key: QueueKey) -> None:
-        """The program has given up a queue that it must release."""
-        self.processes[name].member.released([key])
+        """The program has given up a queue that it must release. A commit that has no answer by then has failed for it,
+        and may be stored later.
+        """
+        process = self.processes[name]
+        process.given_up[key] = process.given_up.get(key, 0) + 1
+        process.member.released([key])
 
     def leave(self, name: str) -> None:
         self.left["leave"] -= 1
@@ -475,7 +487,7 @@ class World:
                 need(message.offset >= self.answered[key], "I9: begins below an answered commit")
                 member.took_claim(key, message.number)
                 process.positions[key] = message.offset
-        elif message.offset is not None:
+        elif message.offset is not None and message.version == process.given_up.get(key, 0):
             self.answered[key] = max(self.answered[key], message.offset)
             need(self.answered[key] <= self.offsets.get(key[1], 0), "I3: a commit is lost", key)
 
