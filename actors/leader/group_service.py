@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
+from raymq.store.base.failpoints import fail_point
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.groups.claims import Claim, Commit, claim_value, ended_value
 from raymq.store.groups.coordinator import Coordinator, GroupStep
@@ -142,6 +143,8 @@ class GroupService:
         self._leader.await_promise(AppendedRows.up_to(end))
         if needs_check:
             self._leader.await_check()
+        else:
+            fail_point("groups.confirmed")
 
     def _step(self, group: str, beats: Sequence[Beat]) -> GroupStep:
         """Take a step and append its records. Needs the step's lock. Raises: as `InnerPut.put_decided`.
@@ -176,6 +179,7 @@ class GroupService:
             raise
         if appended is not None:
             self._end = appended.end_offset
+        fail_point("groups.appended")
 
     def _note_level(self) -> None:
         """Write the level of the log before its first record of groups. Raises: as `put_inner`."""
@@ -419,7 +423,9 @@ class GroupService:
             offsets.update(state.offsets.get((group, topic), {}))
             return [(CLAIM, _encoded(claim_value(group, topic, new)))] if new else []
 
-        self._await(self._store.inner_put.put_decided(decide))
+        appended = self._store.inner_put.put_decided(decide)
+        fail_point("groups.claim_appended")
+        self._await(appended)
         mine = wanted.keys() - refused.keys()
         return {each: offsets[each] for each in sorted(mine) if each in offsets}, refused
 
@@ -520,7 +526,7 @@ class GroupService:
         return topics
 
     def _check_topic(self, topic: str) -> None:
-        """Raises: Rejected for a topic that was deleted meanwhile: its offsets must not come back. Needs the put lock."""
+        """Raises: Rejected for a topic that was deleted meanwhile: its offsets must not come back. Has the put lock."""
         if topic not in self._store.state.topics:
             raise unknown_topic(topic)
 

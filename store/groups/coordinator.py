@@ -8,7 +8,7 @@ when the records are confirmed. An answer that rests on no new record waits for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from raymq.store.base.errors import Fenced, InstanceReplaced, RayMQError, Rejected
@@ -77,6 +77,31 @@ class Session:
         return bool(self.revoked_by) and now_ms - self.revoked_ms >= member.facts.revoke_timeout_ms
 
 
+class _Target(NamedTuple):
+    """Who shall have each queue of a group, as of the last change of its members, subscriptions or topics."""
+
+    owners: Mapping[QueueKey, str]
+    #: member id -> number of its queues
+    shares: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class LiveGroup:
+    """What a coordinator knows of a group. No record has it: a new coordinator begins with nothing."""
+
+    #: by member id
+    sessions: dict[str, Session] = field(default_factory=dict)
+    #: no session ends before; 0: not all members may have one
+    look_ms: int = 0
+    #: the topics for which its queues were assigned
+    topics: Mapping[str, int] | None = None
+    #: kept while queues have to be released. Until then no other queue moves
+    target: _Target | None = None
+    #: queue -> number: grants below it shall be released, and the queue granted again. A member of which a new
+    #: coordinator does not know that hears of it with its next commit
+    withdrawn: dict[QueueKey, int] = field(default_factory=dict)
+
+
 class GroupStep(NamedTuple):
     """The plan of one step of a group."""
 
@@ -93,13 +118,8 @@ class Coordinator:
 
     def __init__(self, table: GroupTable) -> None:
         self._table = table
-        #: group -> member id -> session
-        self._sessions: dict[str, dict[str, Session]] = {}
-        #: group -> the topics for which its queues were assigned
-        self._assigned_for: dict[str, Mapping[str, int]] = {}
-        #: group -> queue -> number: grants below it shall be released, and the queue granted again. No record has it: a
-        #: member of which a new coordinator does not know that hears of it with its next commit
-        self._withdrawn: dict[str, dict[QueueKey, int]] = {}
+        #: by name
+        self._live: dict[str, LiveGroup] = {}
         #: no session ends before
         self._look_again_ms = 0
 
@@ -112,30 +132,31 @@ class Coordinator:
         monotonic, the time of this call; heartbeats that came earlier only get a longer session.
         """
         draft = _Draft(self._table, name)
-        sessions = self._sessions.setdefault(name, {})
+        live = self._live.setdefault(name, LiveGroup())
         refused: dict[int, RayMQError] = {}
         for index, beat in enumerate(beats):
             try:
-                self._take(draft, sessions, beat, topics, now_ms)
+                self._take(draft, live, beat, topics, now_ms)
             except RayMQError as error:
                 refused[index] = error
 
-        self._remove_expired(draft, sessions, now_ms)
-        if draft.is_changed or self._assigned_for.get(name) is not topics:
-            _assign(draft, sessions, topics, self._withdrawn_grants(draft))
-            self._assigned_for[name] = topics
+        _remove_expired(draft, live, now_ms)
+        if draft.is_changed or live.topics is not topics:
+            _assign(draft, live, topics)
+            live.topics = topics
         if not draft.members:
             self.forget(name)
         return GroupStep(name, beats, draft.records(), refused)
 
     def assign_again(self, name: str) -> None:
-        """Assign the queues of a group with its next step: not all records of the last one are in the log."""
-        self._assigned_for.pop(name, None)
+        """Look at all of a group with its next step: not all records of the last one are in the log."""
+        live = self._live.get(name)
+        if live is not None:
+            live.look_ms, live.topics, live.target = 0, None, None
 
     def forget(self, name: str) -> None:
         """Forget what no record has of a group that has no member any more."""
-        for table in (self._sessions, self._assigned_for, self._withdrawn):
-            table.pop(name, None)
+        self._live.pop(name, None)
 
     def holders(self, name: str, keys: Iterable[QueueKey]) -> dict[QueueKey, str]:
         """The member ids of those of these queues of which a member has a grant."""
@@ -147,27 +168,14 @@ class Coordinator:
         """Let members give up queues that they have under a lower number than this one, with the next step. Then the
         queues are granted again.
         """
-        self._withdrawn.setdefault(name, {}).update(dict.fromkeys(keys, number))
+        live = self._live.setdefault(name, LiveGroup())
+        live.withdrawn.update(dict.fromkeys(keys, number))
         self.assign_again(name)
-
-    def _withdrawn_grants(self, draft: _Draft) -> frozenset[QueueKey]:
-        """The queues that members have to give up before they are granted again."""
-        withdrawn = self._withdrawn.get(draft.name)
-        if not withdrawn:
-            return frozenset()
-        left = {
-            key: withdrawn[key]
-            for member in draft.members.values()
-            for key, number in member.grants.items()
-            if number < withdrawn.get(key, 0)
-        }
-        self._withdrawn[draft.name] = left
-        return frozenset(left)
 
     def answers(self, step: GroupStep) -> list[BeatAnswer | RayMQError]:
         """The answer to each heartbeat of a step whose records were appended."""
         group = self._table.groups.get(step.name, Group())
-        sessions = self._sessions.get(step.name, {})
+        sessions = self.sessions(step.name)
         answers: list[BeatAnswer | RayMQError] = []
         for index, beat in enumerate(step.beats):
             member = group.members.get(beat.member_id)
@@ -194,7 +202,7 @@ class Coordinator:
         found = []
         earliest_ms = now_ms + LOOK_AGAIN_MS_MAX
         for name, group in self._table.groups.items():
-            sessions = self._sessions.get(name, {})
+            sessions = self.sessions(name)
             ends_ms = min(
                 (
                     sessions[each].deadline_ms if each in sessions else now_ms
@@ -255,21 +263,25 @@ class Coordinator:
 
     def sessions(self, name: str) -> Mapping[str, Session]:
         """The sessions of a group's members, by member id."""
-        return self._sessions.get(name, {})
+        return self.live(name).sessions
+
+    def live(self, name: str) -> LiveGroup:
+        """What this coordinator knows of a group beside its records."""
+        return self._live.get(name) or LiveGroup()
 
     # --- heartbeats -------------------------------------------------------------------------------
 
     def _take(
         self,
         draft: _Draft,
-        sessions: dict[str, Session],
+        live: LiveGroup,
         beat: Beat,
         topics: Mapping[str, int],
         now_ms: int,
     ) -> None:
         """Account for one heartbeat. Raises: Fenced, Rejected."""
         if beat.is_leaving:
-            draft.remove(beat.member_id)
+            _remove(draft, beat.member_id)
             return
         member = draft.members.get(beat.member_id)
         if member is None:
@@ -281,8 +293,9 @@ class Coordinator:
             member = draft.change(beat.member_id, member._replace(facts=beat.join.facts))
 
         deadline_ms = now_ms + member.facts.session_timeout_ms
-        session = sessions.setdefault(beat.member_id, Session(deadline_ms, now_ms))
+        session = live.sessions.setdefault(beat.member_id, Session(deadline_ms, now_ms))
         self._look_again_ms = min(self._look_again_ms, session.deadline_ms)
+        live.look_ms = min(live.look_ms, session.deadline_ms)
         session.beat_ms = now_ms
         session.applied = max(session.applied, beat.version)
         if beat.keeps_place and not member.is_away:
@@ -295,21 +308,31 @@ class Coordinator:
         if not member.is_replaced and not member.is_away:
             session.deadline_ms = max(session.deadline_ms, deadline_ms)
 
-    # --- sessions ---------------------------------------------------------------------------------
 
-    def _remove_expired(self, draft: _Draft, sessions: dict[str, Session], now_ms: int) -> None:
-        """Remove members whose session is over. A member without a session gets a whole one."""
-        for member_id in [each for each in sessions if each not in draft.members]:
+def _remove_expired(draft: _Draft, live: LiveGroup, now_ms: int) -> None:
+    """Remove members whose session is over. A member without a session gets a whole one.
+
+    Cost: nothing before the time at which the first session may end, as long as members only send heartbeats.
+    """
+    sessions = live.sessions
+    for member_id in draft.gone():
+        sessions.pop(member_id, None)
+    if now_ms < live.look_ms and len(sessions) == len(draft.members):
+        return
+
+    for member_id in [each for each in sessions if each not in draft.members]:
+        del sessions[member_id]
+    live.look_ms = now_ms + LOOK_AGAIN_MS_MAX
+    for member_id, member in list(draft.members.items()):
+        session = sessions.get(member_id)
+        if session is None:
+            deadline_ms = now_ms + member.facts.session_timeout_ms
+            session = sessions[member_id] = Session(deadline_ms, now_ms)
+        if now_ms >= session.deadline_ms:
+            _remove(draft, member_id)
             del sessions[member_id]
-        for member_id, member in list(draft.members.items()):
-            session = sessions.get(member_id)
-            if session is None:
-                deadline_ms = now_ms + member.facts.session_timeout_ms
-                session = sessions[member_id] = Session(deadline_ms, now_ms)
-            session.note_revoked(member, now_ms)
-            if now_ms >= session.deadline_ms:
-                draft.remove(member_id)
-                del sessions[member_id]
+        else:
+            live.look_ms = min(live.look_ms, session.deadline_ms)
 
 
 def _state(member: MemberState) -> str:
@@ -378,6 +401,7 @@ def _release(draft: _Draft, beat: Beat) -> None:
     if released:
         grants = {key: each for key, each in member.grants.items() if key not in released}
         revoking = {key: each for key, each in member.revoking.items() if key not in released}
+        draft.released += released
         draft.change(beat.member_id, member._replace(grants=grants, revoking=revoking))
 
 
@@ -398,8 +422,8 @@ def _join(
     _note_join(draft, member_id, join, topics, draft.number + 1)
 
     instance_id = join.facts.instance_id
-    for other_id, other in list(draft.members.items()):
-        if instance_id and other.facts.instance_id == instance_id and not other.is_replaced:
+    for other_id, other in list(draft.members.items()) if instance_id else ():
+        if other.facts.instance_id == instance_id and not other.is_replaced:
             if other.is_away:
                 draft.inherited[member_id] = list(other.grants)
             _replace(draft, other_id)
@@ -430,6 +454,17 @@ def _replace(draft: _Draft, member_id: str) -> None:
     else:
         # Its queues wait for their release, or for the end of its session.
         draft.change(member_id, member._replace(is_replaced=True))
+
+
+def _remove(draft: _Draft, member_id: str) -> None:
+    """Take a member out. The newer process of its instance shall get the queues that it has not released."""
+    member = draft.members.get(member_id)
+    if member is not None and member.is_replaced:
+        for other_id, other in draft.members.items():
+            is_heir = other.facts.instance_id == member.facts.instance_id
+            if is_heir and not other.is_replaced:
+                draft.inherited.setdefault(other_id, []).extend(member.grants)
+    draft.remove(member_id)
 
 
 def _next_version(draft: _Draft, before: int) -> int:
@@ -498,27 +533,61 @@ def subscribed(facts: MemberFacts, topics: Mapping[str, int]) -> tuple[str, ...]
 # --- assignment -----------------------------------------------------------------------------------
 
 
-def _assign(
-    draft: _Draft,
-    sessions: dict[str, Session],
-    topics: Mapping[str, int],
-    withdrawn: Collection[QueueKey] = (),
-) -> None:
-    """Revoke and grant towards the target. A queue is granted only when no member has a grant of it.
+def _assign(draft: _Draft, live: LiveGroup, topics: Mapping[str, int]) -> None:
+    """Revoke and grant towards the target. A queue is granted only when no member has a grant of it."""
+    if live.target is not None and live.topics is topics and not draft.is_reshaped:
+        _grant_released(draft, live, live.target)
+        return
 
-    Args: `withdrawn`: queues that their members shall give up in any case.
-    """
-    owners = _kept(draft.members) if draft.facts.is_paused else _target(draft, topics)
+    members = draft.members
+    owners = _kept(members) if draft.facts.is_paused else _target(draft, topics)
+    withdrawn = _withdrawn_grants(draft, live)
     for key in withdrawn:
         owners.pop(key, None)
 
     wanted: dict[str, list[QueueKey]] = {}
     for key, member_id in owners.items():
         wanted.setdefault(member_id, []).append(key)
-    granted = {key for member in draft.members.values() for key in member.grants}
+    granted = {key for member in members.values() for key in member.grants}
+    aim = _Target(owners, {member_id: len(keys) for member_id, keys in wanted.items()})
 
-    for member_id in sorted(draft.members):
-        _assign_to(draft, member_id, owners, wanted.get(member_id, ()), granted, sessions)
+    for member_id in sorted(members):
+        new = [
+            key
+            for key in wanted.get(member_id, ())
+            if key not in members[member_id].grants and _may_grant(key, granted)
+        ]
+        granted.update(new)
+        _assign_to(draft, live, member_id, new, aim)
+    is_moving = any(member.revoking for member in draft.members.values())
+    # A queue that was withdrawn is granted after its release, and one of a paused group is not.
+    is_kept = is_moving and not withdrawn and not draft.facts.is_paused
+    live.target = aim if is_kept else None
+
+
+def _withdrawn_grants(draft: _Draft, live: LiveGroup) -> Collection[QueueKey]:
+    """The queues that members have to give up before they are granted again."""
+    if live.withdrawn:
+        live.withdrawn = {
+            key: live.withdrawn[key]
+            for member in draft.members.values()
+            for key, number in member.grants.items()
+            if number < live.withdrawn.get(key, 0)
+        }
+    return live.withdrawn
+
+
+def _grant_released(draft: _Draft, live: LiveGroup, aim: _Target) -> None:
+    """Give released queues to the members that shall have them. The target is as before, so that no other queue moves,
+    and the cost is that of these queues.
+    """
+    new: dict[str, list[QueueKey]] = {}
+    for key in draft.released:
+        # No member has a grant of it: the only one had released it.
+        if key in aim.owners:
+            new.setdefault(aim.owners[key], []).append(key)
+    for member_id in sorted(new):
+        _assign_to(draft, live, member_id, new[member_id], aim)
 
 
 def _kept(members: Mapping[str, MemberState]) -> dict[QueueKey, str]:
@@ -534,6 +603,7 @@ def _kept(members: Mapping[str, MemberState]) -> dict[QueueKey, str]:
 def _target(draft: _Draft, topics: Mapping[str, int]) -> dict[QueueKey, str]:
     """The member id for each queue of the topics that a member subscribed to."""
     members = draft.members
+    members = draft.members
     places = _kept_places(members)
     candidates = {}
     for member_id, member in members.items():
@@ -546,27 +616,19 @@ def _target(draft: _Draft, topics: Mapping[str, int]) -> dict[QueueKey, str]:
 
 
 def _assign_to(
-    draft: _Draft,
-    member_id: str,
-    owners: Mapping[QueueKey, str],
-    wanted: Sequence[QueueKey],
-    granted: set[QueueKey],
-    sessions: dict[str, Session],
+    draft: _Draft, live: LiveGroup, member_id: str, new: Sequence[QueueKey], aim: _Target
 ) -> None:
-    """One member's part of `_assign`. Args: `granted`: queues of which a member has a grant. It gets the new ones."""
+    """One member's part of an assignment. Args: `new`: the queues that it is granted now."""
     member = draft.members[member_id]
-    new = [key for key in wanted if key not in member.grants and _may_grant(key, granted)]
-    if member_id in sessions:
-        held = sum(key in member.grants for key in wanted)
-        sessions[member_id].is_waiting = held + len(new) < len(wanted)
-
-    revoked = {key for key in member.grants if owners.get(key) != member_id}
+    revoked = {key for key in member.grants if aim.owners.get(key) != member_id}
+    if member_id in live.sessions:
+        has = len(member.grants) - len(revoked) + len(new)
+        live.sessions[member_id].is_waiting = has < aim.shares.get(member_id, 0)
     if not new and revoked == member.revoking.keys():
         return
     version = _next_version(draft, member.version)
     revoking = {key: member.revoking.get(key, version) for key in member.grants if key in revoked}
     grants = {**member.grants, **{key: draft.next_number() for key in new}}
-    granted.update(new)
     draft.change(member_id, member._replace(version=version, grants=grants, revoking=revoking))
 
 
@@ -590,30 +652,50 @@ def _kept_places(members: Mapping[str, MemberState]) -> dict[str, list[str]]:
 
 
 class _Draft:
-    """A group as a step will leave it."""
+    """A group as a step will leave it. Cost of a step that changes nothing: that of its heartbeats."""
 
     def __init__(self, table: GroupTable, name: str) -> None:
         known = table.groups.get(name)
         self.name = name
         #: the log has no such group yet
         self.is_new = known is None
-        self.facts = GroupFacts() if known is None else known.facts
-        self.members: dict[str, MemberState] = {} if known is None else dict(known.members)
+        self._before = known or Group()
+        self.facts = self._before.facts
         #: as of `Group`
-        self.former = () if known is None else known.former
+        self.former = self._before.former
         #: the highest number that was given
         self.number = table.number
-        #: a new member -> the queues of a process of its instance that has left
-        self.inherited: dict[str, list[QueueKey]] = {}
         self._group_count = len(table.groups)
-        self._before = known or Group()
+
+        #: those of the table until the first change
+        self.members: Mapping[str, MemberState] = self._before.members
+        self._own: dict[str, MemberState] | None = None
+        #: members that may have changed, in this order
+        self._touched: dict[str, None] = {}
+        #: members have come or gone, or want something else
+        self.is_reshaped = False
+        #: queues that members have released
+        self.released: list[QueueKey] = []
+        #: a member -> the queues of an earlier process of its instance that is removed
+        self.inherited: dict[str, list[QueueKey]] = {}
 
     @property
     def is_changed(self) -> bool:
         """Whether the step needs a record."""
-        return (
-            self.is_new or self.facts != self._before.facts or self.members != self._before.members
-        )
+        return self.is_new or self.facts != self._before.facts or bool(self._changed())
+
+    def _changed(self) -> list[str]:
+        """The members that differ from those of the table, without those that are gone."""
+        before, now = self._before.members, self.members
+        return [each for each in self._touched if before.get(each) != now.get(each)]
+
+    def gone(self) -> list[str]:
+        """The members that the table has and the step removes."""
+        return [
+            each
+            for each in self._touched
+            if each in self._before.members and each not in self.members
+        ]
 
     def check_room(self) -> None:
         """Raises: Rejected, when a limit of members or groups is reached."""
@@ -639,7 +721,9 @@ class _Draft:
 
     def change(self, member_id: str, member: MemberState) -> MemberState:
         """Set the value of a member. Returns: it."""
-        self.members[member_id] = member
+        known = self.members.get(member_id)
+        self.is_reshaped |= known is None or _shape(known) != _shape(member)
+        self._touch(member_id)[member_id] = member
         return member
 
     def change_facts(self, facts: GroupFacts) -> None:
@@ -648,9 +732,19 @@ class _Draft:
 
     def remove(self, member_id: str) -> None:
         """Take a member out, with its grants."""
-        member = self.members.pop(member_id, None)
-        if member is not None and member.facts.instance_id:
+        if member_id not in self.members:
+            return
+        self.is_reshaped = True
+        member = self._touch(member_id).pop(member_id)
+        if member.facts.instance_id:
             self.former = (*self.former, member_id)[-FORMER_MAX:]
+
+    def _touch(self, member_id: str) -> dict[str, MemberState]:
+        """The members, which may be changed."""
+        if self._own is None:
+            self.members = self._own = dict(self.members)
+        self._touched[member_id] = None
+        return self._own
 
     def records(self) -> list[tuple[str, dict[str, Any]]]:
         """The records that turn the group of the log into this one."""
@@ -660,16 +754,21 @@ class _Draft:
             records.append((GROUP, group_value(self.name, self.facts, self.number)))
         losing: dict[str, MemberState] = {}
         gaining: dict[str, MemberState] = {}
-        for member_id, member in self.members.items():
-            known = before.get(member_id)
-            if known != member:
+        for member_id in self._changed():
+            member = self.members.get(member_id)
+            if member is not None:
+                known = before.get(member_id)
                 is_gaining = known is None or not member.grants.keys() <= known.grants.keys()
                 (gaining if is_gaining else losing)[member_id] = member
         # A crash may leave the first records only: a queue must not be granted to two members then.
-        changed = losing | gaining
-        gone = before.keys() - self.members.keys()
+        changed, gone = losing | gaining, self.gone()
         if changed or gone:
             former = None if self.former == self._before.former else self.former
             values = members_values(self.name, changed, gone, self.number, former)
             records += ((MEMBER, value) for value in values)
         return records
+
+
+def _shape(member: MemberState) -> tuple[object, ...]:
+    """What the target depends on, without the queues that a member has."""
+    return member.facts, member.is_replaced, member.is_away

@@ -25,9 +25,12 @@ RESERVED_KINDS = ("LEASE", "SETTLE", "PEND")
 #: ids of former members that a group remembers
 FORMER_MAX = 64
 
-#: grants in one record. A step with more of them has several records: each holds whole members, so that a crash between
-#: them leaves a state in which the step goes on
-RECORD_GRANTS_MAX = 20_000
+#: about how many bytes one record has at most, unless a single member needs more: files of the log may be small. A
+#: step with more has several records: each holds whole members, so that a crash between them leaves a state in which
+#: the step goes on
+RECORD_BYTES_MAX = 100_000
+#: of a member without topics and grants, and of a grant
+_MEMBER_BYTES, _GRANT_BYTES = 130, 15
 
 
 #: topics of a member
@@ -171,14 +174,24 @@ def members_values(
         value["gone"] = left
 
     packed: dict[str, Any] = {}
-    grants = 0
+    packed_bytes = 0
     for member_id, member in members.items():
-        if packed and grants + len(member.grants) > RECORD_GRANTS_MAX:
+        size = _size(member)
+        if packed and packed_bytes + size > RECORD_BYTES_MAX:
             yield {**value, "members": packed}
-            value, packed, grants = {"group": name, "number": number}, {}, 0
+            value, packed, packed_bytes = {"group": name, "number": number}, {}, 0
         packed[member_id] = _member(member)
-        grants += len(member.grants)
+        packed_bytes += size
     yield {**value, "members": packed} if packed else value
+
+
+def _size(member: MemberState) -> int:
+    """About how many bytes a member takes in a record."""
+    facts = member.facts
+    names = sum(len(topic) + 3 for topic in facts.subscription.topics)
+    texts = len(facts.subscription.pattern) + len(facts.instance_id) + len(facts.client)
+    grants = len(member.grants) + len(member.revoking)
+    return _MEMBER_BYTES + names + texts + grants * _GRANT_BYTES
 
 
 def _member(member: MemberState) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from raymq.store.groups.claims import ENDED_MAX, Claim, ClaimTable, ended_value
 from raymq.store.groups.members import CLAIM
 from raymq.store.state.shard_state import ShardState, no_offsets_body, offsets_body
 from tests.actors.test_commit_log_host import Shard
-from tests.actors.test_group_service import GROUP, QUEUES, TOPIC, Member, committed, put_messages
+from tests.actors.test_group_service import GROUP, QUEUES, TOPIC, committed, member_of, put_messages
+from tests.support.group_members import RawMember
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
@@ -59,14 +60,14 @@ def claims_of(shard: Shard) -> dict[tuple[str, int], Claim]:
     return leader_of(shard.host).store.claims.of_group(GROUP)
 
 
-def ready_member(shard: Shard, **facts: Any) -> Member:
-    member = Member(shard.host, **facts)
+def ready_member(shard: Shard, **facts: Any) -> RawMember:
+    member = member_of(shard, **facts)
     member.beat()
     member.claim()
     return member
 
 
-def leave(member: Member) -> None:
+def leave(member: RawMember) -> None:
     """Leave the group. The numbers that the member had stay known, as those of a process that hangs."""
     numbers = dict(member.numbers)
     member.beat(is_leaving=True)
@@ -101,7 +102,7 @@ def test_a_forced_reset_refuses_commits_and_lets_the_member_claim_again(shard: S
     member.beat()
     assert member.numbers.keys() == {2, 3}
     # Another step does not give the queues back before they are released.
-    other = Member(shard.host)
+    other = member_of(shard)
     other.beat()
     assert other.numbers == {}
     other.beat(is_leaving=True)
@@ -150,7 +151,7 @@ def test_members_of_a_paused_group_keep_their_queues_and_their_belief_is_not_ren
     assert (answer["session_ms"], answer["paused"]) == (0, True)
     assert member.commit({0: 3}) == {"fenced": {}}
 
-    other = Member(shard.host)
+    other = member_of(shard)
     assert other.beat()["paused"] is True
     assert other.numbers == {}
     member.beat()
@@ -159,7 +160,6 @@ def test_members_of_a_paused_group_keep_their_queues_and_their_belief_is_not_ren
     assert shard.host.call("groups", {})["paused"] == [GROUP]
 
     reopen(shard)
-    member.host = other.host = shard.host
     assert member.beat()["session_ms"] == 0
     shard.host.call("pause_group", {"group": GROUP, "paused": False})
     assert member.beat()["session_ms"] == 15_000
@@ -202,7 +202,7 @@ def test_a_group_with_members_is_not_deleted(shard: Shard):
 
 
 def test_a_deleted_group_begins_anew_and_refuses_its_former_members(shard: Shard):
-    zombie, member = ready_member(shard), Member(shard.host)
+    zombie, member = ready_member(shard), member_of(shard)
     zombie.commit({0: 4})
     leave(zombie)
     ended = end_group(shard)
@@ -215,7 +215,6 @@ def test_a_deleted_group_begins_anew_and_refuses_its_former_members(shard: Shard
         assert zombie.commit({0: 5})["fenced"].keys() == {"0"}
         leader_of(shard.host).store.begin_next_file()
         reopen(shard)
-        zombie.host = member.host = shard.host
     assert committed(shard.host) == {}
     member.beat()
     assert min(member.numbers.values()) > ended["number"]
@@ -296,7 +295,6 @@ def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog):
     assert shard.host.call("groups", {}) == {"coordinated": {}, "paused": [], "with_offsets": []}
     reopen(shard)
     assert committed(shard.host) == {}
-    member.host = shard.host
     assert len(member.claim()["fenced"]) == QUEUES
 
 

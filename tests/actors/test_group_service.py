@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
-from raymq.store.groups.heartbeat import Beat, JoinRequest, pack_beat
-from raymq.store.groups.members import MemberFacts, TopicSubscription
+from raymq.store.groups.heartbeat import Beat, pack_beat
 from tests.actors.test_commit_log_host import Shard
 from tests.support.batches import request
+from tests.support.group_members import RawMember
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
@@ -35,46 +34,9 @@ def shard(tmp_path) -> Iterator[Shard]:
         flusher.wait()
 
 
-def join_of(**facts: Any) -> JoinRequest:
-    facts = {"subscription": TopicSubscription((TOPIC,)), **facts}
-    return JoinRequest(MemberFacts(**facts))
-
-
-class Member:
-    """A member, as a client sees it."""
-
-    def __init__(self, host: ReplicaHost, **facts: Any) -> None:
-        self.host = host
-        self.id = uuid.uuid4().hex
-        self.join: JoinRequest | None = join_of(**facts)
-        self.version = 0
-        self.numbers: dict[int, int] = {}
-
-    def beat(self, **fields: Any) -> dict[str, Any]:
-        """Send a heartbeat, and apply its answer."""
-        owned = {(TOPIC, queue_id): number for queue_id, number in self.numbers.items()}
-        beat = Beat(self.id, self.version, owned, self.join, **fields)
-        (answer,) = self.host.call("group_beat", {"beats": [pack_beat(GROUP, beat)]})["answers"]
-        if "assignment" in answer:
-            self.version, self.join = answer["version"], None
-            queues, numbers = answer["assignment"].get(TOPIC, ([], []))
-            self.numbers = dict(zip(queues, numbers, strict=True))
-        return answer
-
-    def claim(self) -> dict[str, Any]:
-        return self.host.call(
-            "claim_queues",
-            {"group": GROUP, "topic": TOPIC, "member": self.id, "numbers": as_json(self.numbers)},
-        )
-
-    def commit(self, offsets: dict[int, int], **more: Any) -> dict[str, Any]:
-        numbers = {each: self.numbers[each] for each in offsets}
-        asked = {"group": GROUP, "topic": TOPIC, "offsets": as_json(offsets)}
-        return self.host.call("commit_offsets", {**asked, "numbers": as_json(numbers), **more})
-
-
-def as_json(numbers: dict[int, int]) -> dict[str, int]:
-    return {str(queue_id): number for queue_id, number in numbers.items()}
+def member_of(shard: Shard, **facts: Any) -> RawMember:
+    # The host may be another one later.
+    return RawMember(lambda op, args: shard.host.call(op, args), GROUP, TOPIC, **facts)
 
 
 def put_messages(host: ReplicaHost, count: int) -> None:
@@ -88,7 +50,7 @@ def committed(host: ReplicaHost) -> dict[str, int]:
 
 
 def test_a_member_that_is_alone_gets_every_queue(shard: Shard):
-    member = Member(shard.host)
+    member = member_of(shard)
     answer = member.beat()
     assert sorted(member.numbers) == [0, 1, 2, 3]
     assert answer["session_ms"] == 15_000
@@ -96,7 +58,7 @@ def test_a_member_that_is_alone_gets_every_queue(shard: Shard):
 
 
 def test_members_that_join_together_are_one_step(shard: Shard):
-    members = [Member(shard.host) for _ in range(4)]
+    members = [member_of(shard) for _ in range(4)]
     threads = [threading.Thread(target=each.beat) for each in members]
     for thread in threads:
         thread.start()
@@ -107,7 +69,7 @@ def test_members_that_join_together_are_one_step(shard: Shard):
 
 
 def test_a_second_member_gets_its_half_after_the_first_has_released_it(shard: Shard):
-    first, second = Member(shard.host), Member(shard.host)
+    first, second = member_of(shard), member_of(shard)
     first.beat()
     kept = dict(first.numbers)
     assert second.beat()["interval_ms"] == 300
@@ -126,7 +88,7 @@ def test_a_second_member_gets_its_half_after_the_first_has_released_it(shard: Sh
 
 
 def test_a_member_that_leaves_gives_its_queues_to_the_others(shard: Shard):
-    first, second = Member(shard.host), Member(shard.host)
+    first, second = member_of(shard), member_of(shard)
     first.beat()
     second.beat()
     first.beat(is_leaving=True)
@@ -136,9 +98,9 @@ def test_a_member_that_leaves_gives_its_queues_to_the_others(shard: Shard):
 
 
 def test_a_silent_member_is_removed_when_its_session_is_over(shard: Shard):
-    silent = Member(shard.host, session_timeout_ms=1_000)
+    silent = member_of(shard, session_timeout_ms=1_000)
     silent.beat()
-    other = Member(shard.host)
+    other = member_of(shard)
     other.beat()
     until(lambda: len(other.numbers) == QUEUES, other.beat)
     assert silent.beat()["error"]["kind"] == "Fenced"
@@ -146,7 +108,7 @@ def test_a_silent_member_is_removed_when_its_session_is_over(shard: Shard):
 
 def test_a_claim_names_where_the_group_goes_on_and_fences_the_owner_before(shard: Shard):
     put_messages(shard.host, 5)
-    first, second = Member(shard.host), Member(shard.host)
+    first, second = member_of(shard), member_of(shard)
     first.beat()
     assert first.claim() == {"offsets": {}, "fenced": {}}
     assert first.commit({0: 3, 1: 5}) == {"fenced": {}}
@@ -164,7 +126,7 @@ def test_a_claim_names_where_the_group_goes_on_and_fences_the_owner_before(shard
 
 def test_a_lower_offset_is_stored_only_by_a_seek(shard: Shard):
     put_messages(shard.host, 5)
-    member = Member(shard.host)
+    member = member_of(shard)
     member.beat()
     member.claim()
     member.commit({0: 4})
@@ -175,7 +137,7 @@ def test_a_lower_offset_is_stored_only_by_a_seek(shard: Shard):
 
 
 def test_a_commit_beyond_the_end_is_refused(shard: Shard):
-    member = Member(shard.host)
+    member = member_of(shard)
     member.beat()
     member.claim()
     with pytest.raises(OffsetOutOfRange):
@@ -184,7 +146,7 @@ def test_a_commit_beyond_the_end_is_refused(shard: Shard):
 
 def test_a_consumer_that_is_no_member_cannot_commit_for_a_queue_of_a_member(shard: Shard):
     put_messages(shard.host, 5)
-    member = Member(shard.host)
+    member = member_of(shard)
     member.beat()
     member.claim()
     asked = {"group": GROUP, "topic": TOPIC, "offsets": {"0": 3}}
@@ -194,8 +156,8 @@ def test_a_consumer_that_is_no_member_cannot_commit_for_a_queue_of_a_member(shar
 
 
 def test_members_with_unequal_filters_are_refused(shard: Shard):
-    Member(shard.host).beat()
-    other = Member(shard.host)
+    member_of(shard).beat()
+    other = member_of(shard)
     assert other.join is not None
     other.join = other.join._replace(filter_kind="TAG", expression="a")
     error = other.beat()["error"]
@@ -205,7 +167,7 @@ def test_members_with_unequal_filters_are_refused(shard: Shard):
 
 def test_groups_claims_and_offsets_are_there_again_after_a_restart(shard: Shard):
     put_messages(shard.host, 5)
-    member = Member(shard.host)
+    member = member_of(shard)
     member.beat()
     member.claim()
     leader_of(shard.host).store.begin_next_file()
@@ -213,7 +175,7 @@ def test_groups_claims_and_offsets_are_there_again_after_a_restart(shard: Shard)
     shard.close()
     for flusher in shard.flushers:
         flusher.kill()
-    member.host = shard.open()
+    shard.open()
     shard.start_flusher()
 
     before = dict(member.numbers)
@@ -221,7 +183,7 @@ def test_groups_claims_and_offsets_are_there_again_after_a_restart(shard: Shard)
     assert "error" not in answer
     assert member.numbers == before
     assert member.claim() == {"offsets": {"2": 3}, "fenced": {}}
-    later = Member(shard.host)
+    later = member_of(shard)
     later.beat()
     assert leader_of(shard.host).store.groups.number > max(before.values())
 
@@ -240,7 +202,7 @@ def test_groups_claims_and_offsets_are_there_again_after_a_restart(shard: Shard)
     ],
 )
 def test_a_malformed_heartbeat_names_its_field(shard: Shard, change, field):
-    fields = {**pack_beat(GROUP, Beat("0" * 32, join=join_of())), **change}
+    fields = {**pack_beat(GROUP, Beat("0" * 32, join=member_of(shard).join)), **change}
     with pytest.raises(Rejected) as raised:
         shard.host.call("group_beat", {"beats": [fields]})
     assert raised.value.field == field
@@ -260,7 +222,7 @@ def test_a_malformed_heartbeat_names_its_field(shard: Shard, change, field):
     ],
 )
 def test_a_malformed_join_names_its_field(shard: Shard, change, field):
-    fields = pack_beat(GROUP, Beat("0" * 32, join=join_of()))
+    fields = pack_beat(GROUP, Beat("0" * 32, join=member_of(shard).join))
     fields["join"] |= change
     with pytest.raises(Rejected) as raised:
         shard.host.call("group_beat", {"beats": [fields]})

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from raymq.store.groups import coordinator
 from raymq.store.groups.claims import claim_value
-from raymq.store.groups.coordinator import Coordinator
+from raymq.store.groups.coordinator import LiveGroup
 from raymq.store.groups.members import CLAIM, group_value
 from raymq.store.groups.members import GROUP as GROUP_RECORD
 from raymq.store.state.topics import QueueKey
@@ -101,24 +102,19 @@ class OperatedWorld(World):
         super().heal(choose)
 
 
-@pytest.fixture(autouse=True)
-def operated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walks, "World", OperatedWorld)
-
-
 @pytest.mark.parametrize("name", WORLDS)
 def test_resets_and_pauses_keep_the_rules(name: str) -> None:
     first = 1_000_000 * list(WORLDS).index(name)
     seeds = range(first, first + round(RUNS * FACTOR))
-    figures = walks.run_seeds(seeds, WORLDS[name], steps=STEPS)
+    figures = walks.run_seeds(seeds, WORLDS[name], steps=STEPS, make=OperatedWorld)
     print(f"{name}:", dict(figures))
     for kind in ("reset", "reset_queue", "withdraw", "pause", "crash"):
         assert figures[kind] > figures["runs"] // 2, kind
 
 
-def release_at_once(self: Coordinator, draft: Any) -> frozenset[QueueKey]:
-    """In place of `Coordinator._withdrawn_grants`: its member may go on reading."""
-    withdrawn = self._withdrawn.pop(draft.name, {})
+def release_at_once(draft: Any, live: LiveGroup) -> frozenset[QueueKey]:
+    """In place of `coordinator._withdrawn_grants`: its member may go on reading."""
+    withdrawn, live.withdrawn = live.withdrawn, {}
     for member_id, member in list(draft.members.items()):
         grants = {
             key: number for key, number in member.grants.items() if number >= withdrawn.get(key, 0)
@@ -131,9 +127,11 @@ def release_at_once(self: Coordinator, draft: Any) -> frozenset[QueueKey]:
 def test_a_reset_that_waits_for_no_release_gives_a_queue_to_two_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Coordinator, "_withdrawn_grants", release_at_once)
+    monkeypatch.setattr(coordinator, "_withdrawn_grants", release_at_once)
     with pytest.raises(Broken):
-        walks.run_seeds(range(400), WORLDS["three members, four queues"], steps=STEPS)
+        walks.run_seeds(
+            range(400), WORLDS["three members, four queues"], steps=STEPS, make=OperatedWorld
+        )
 
 
 def test_a_member_that_never_commits_hears_of_a_reset() -> None:

@@ -1,7 +1,7 @@
 """Consumer groups under random faults, and under all schedules of a few exchanges. See docs/reliability.md.
 
 RAYMQ_SIMULATED_STEPS in the environment multiplies the number of runs, RAYMQ_GROUP_STATES is how many states each
-search visits, and `nox -s simulate_groups` raises both.
+search visits. Longer runs: `nox -s simulate_groups`.
 """
 
 from __future__ import annotations
@@ -12,35 +12,30 @@ import os
 import pytest
 
 from raymq.store.groups import members
-from tests.groups.simulate import mutants
+from tests.groups.simulate import mutants, world
+from tests.groups.simulate.compared import ComparedWorld
+from tests.groups.simulate.reference import Differs
 from tests.groups.simulate.schedules import SCHEDULES, heal
 from tests.groups.simulate.search import search
 from tests.groups.simulate.walks import run_seeds
-from tests.groups.simulate.world import FAULTS, Bounds, Broken, World
+from tests.groups.simulate.world import Bounds, Broken, World
+from tests.groups.simulate.worlds import KINDS, LONG, SMALL, WORLDS
 from tests.support import tier
 
 #: 1.1 million steps in all
-RUNS = 900
+RUNS = 700
 STEPS = 400
 FACTOR = tier.share("RAYMQ_SIMULATED_STEPS", quick=0.05)
 STATES = int(os.environ.get("RAYMQ_GROUP_STATES", "400"))
 
-LONG = Bounds(ticks=30, faults=tuple((kind, 2 * most) for kind, most in FAULTS))
-WORLDS = {
-    "two members, two queues": LONG,
-    "three members, four queues": Bounds(**{**vars(LONG), "processes": 3, "queues": 4}),
-    "two processes of one instance": Bounds(**{**vars(LONG), "static": True}),
-    "clocks that differ": Bounds(**{**vars(LONG), "rates": (0.95, 1.05)}),
-    "a long network": Bounds(**{**vars(LONG), "network": 30, "messages": 5}),
-}
-#: whole exchanges of two members and a queue
-SMALL = Bounds(queues=1, messages=1, network=3, ticks=2, faults=())
+#: of the runs, so many have a second model that decides as well
+COMPARED = 0.1
 #: so many walks find each mutant: the hardest needs 220 (26 in the docs are longer ones)
 MUTANT_SEEDS = 400
 
 
 def test_a_crash_between_the_records_of_a_step_keeps_the_rules(monkeypatch):
-    monkeypatch.setattr(members, "RECORD_GRANTS_MAX", 1)
+    monkeypatch.setattr(members, "RECORD_BYTES_MAX", 1)
     figures = run_seeds(
         range(round(RUNS * FACTOR)), WORLDS["three members, four queues"], steps=150
     )
@@ -60,12 +55,40 @@ def test_no_queue_has_two_owners_and_no_commit_is_lost_under_random_faults(name:
     assert figures["release"] > figures["runs"] // 4
 
 
+def compare(seeds: int, *worlds: Bounds) -> None:
+    for bounds in worlds:
+        run_seeds(range(seeds), bounds, steps=STEPS, make=ComparedWorld)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_each_record_and_answer_is_the_one_of_the_reference(name: str):
+    first = 1_000_000 * list(WORLDS).index(name) + 500_000
+    runs = max(10, round(RUNS * FACTOR * COMPARED))
+    figures = run_seeds(range(first, first + runs), WORLDS[name], steps=STEPS, make=ComparedWorld)
+    print(f"{name}, compared:", dict(figures))
+    assert figures["deliver"] > figures["runs"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [each for each in mutants.BY_WALKS if each[0] in mutants.DECIDING],
+    ids=lambda each: _label(each),
+)
+def test_the_reference_finds_a_machine_that_decides_otherwise(monkeypatch, owner, name, mutant):
+    monkeypatch.setattr(owner, name, mutant)
+    # Without the invariants: the reference finds it alone.
+    monkeypatch.setattr(world, "need", lambda *what: None)
+    with pytest.raises(Broken) as raised:
+        compare(MUTANT_SEEDS, LONG, WORLDS["two processes of one instance"])
+    assert isinstance(raised.value.__cause__, Differs)
+
+
 def test_a_seed_gives_the_same_run_again():
     first, second = (run_seeds([7], LONG, steps=200) for _ in range(2))
     assert first == second
 
 
-@pytest.mark.parametrize("fault", [kind for kind, _ in FAULTS])
+@pytest.mark.parametrize("fault", KINDS)
 def test_all_schedules_with_one_fault_keep_the_rules(fault: str):
     faults = ((fault, 1), ("rejoin", 1))
     found = search(Bounds(**{**vars(SMALL), "faults": faults}), states=STATES)
@@ -74,7 +97,7 @@ def test_all_schedules_with_one_fault_keep_the_rules(fault: str):
 
 
 def test_all_schedules_with_two_faults_keep_the_rules():
-    for one, other in itertools.combinations([kind for kind, _ in FAULTS], 2):
+    for one, other in itertools.combinations(KINDS, 2):
         bounds = Bounds(**{**vars(SMALL), "faults": ((one, 1), (other, 1))})
         search(bounds, states=STATES // 8)
 
@@ -124,13 +147,13 @@ def test_a_rare_schedule_finds_a_missing_rule(monkeypatch, owner, name, mutant, 
 
 
 def test_a_coordinator_that_leads_no_more_answers_nothing():
-    world = World(Bounds(faults=(("crash", 1),)))
-    world.beat("a")
-    world.deliver(world.net[0])
-    world.confirm()
-    world.crash(len(world.log.records))
-    (answer,) = world.net
-    world.deliver(answer)
-    world.beat("a")
-    world.ask_deposed(world.net[0])
-    assert world.net == []
+    made = World(Bounds(faults=(("crash", 1),)))
+    made.beat("a")
+    made.deliver(made.net[0])
+    made.confirm()
+    made.crash(len(made.log.records))
+    (answer,) = made.net
+    made.deliver(answer)
+    made.beat("a")
+    made.ask_deposed(made.net[0])
+    assert made.net == []

@@ -182,6 +182,20 @@ def test_a_put_at_a_leader_that_is_cut_off_gets_no_receipt(facts: dict[str, Any]
         assert outcome["unknown"], "no put reached the leader while it led as far as it knew"
 
 
+def test_a_member_beside_a_leader_that_is_cut_off_believes_no_more_when_another_has_its_queues(
+    facts: dict[str, Any],
+) -> None:
+    for each in rounds(facts, *ISOLATING):
+        taken = each["taken"]
+        member = taken["member"]
+        assert 0 < member["believes_until_ms"] <= taken["taken_ms"], taken
+        assert 0 < member["read_ms"] <= member["believes_until_ms"] + 1_000, taken
+        assert 0 < member["committed_ms"] <= taken["taken_ms"], taken
+        # What was acknowledged to it is where the next one goes on, or before.
+        for queue, offset in member["committed"].items():
+            assert offset <= taken["committed"][queue], taken
+
+
 def test_every_history_keeps_every_promise(facts: dict[str, Any]) -> None:
     assert facts["faults"] == []
     assert facts["messages"] >= facts["receipts"] > 0

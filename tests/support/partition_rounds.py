@@ -21,6 +21,7 @@ from raymq.actors.ray.replica_files import read_endpoint
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Unavailable
 from tests.support.history import GroupReader, History, Load, Reader, faults
+from tests.support.isolated_member import SESSION_S
 from tests.support.network_namespaces import Network
 from tests.support.replicated_shard import (
     PRODUCERS,
@@ -134,12 +135,12 @@ def broken(network: Network, kind: str, leader: str, follower: str) -> Iterator[
 
 
 @contextlib.contextmanager
-def isolated_client(
-    shard: PartitionedShard, replica: int, producer: int
+def isolated(
+    shard: PartitionedShard, replica: int, program: str, last: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """A client on the machine of a replica, which has a receipt from it."""
-    command = [sys.executable, "-m", "tests.support.isolated_client"]
-    words = [shard.endpoint(replica), shard.cluster.token, TOPIC, str(producer)]
+    """A client on the machine of a replica, which has an answer from it. Args: `last`: argument of the program."""
+    command = [sys.executable, "-m", f"tests.support.{program}"]
+    words = [shard.endpoint(replica), shard.cluster.token, TOPIC, last]
     name = shard.network.names[shard.machine(replica)]
     with subprocess.Popen(
         ["ip", "netns", "exec", name, *command, *words],
@@ -155,6 +156,31 @@ def isolated_client(
             client.kill()
 
 
+def tell(client: subprocess.Popen[str]) -> None:
+    """Let an isolated client go on."""
+    assert client.stdin is not None
+    client.stdin.write("go on\n")
+    client.stdin.flush()
+
+
+def answer_of(client: subprocess.Popen[str]) -> dict[str, Any]:
+    """What an isolated client prints at its end."""
+    assert client.stdout is not None
+    answer = client.stdout.readline()
+    assert answer, "the client has ended"
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def take_queues(shard: PartitionedShard, group: str) -> dict[str, Any]:
+    """Join a group until all queues are this member's. Returns: when, and where the group was then."""
+    with shard.cluster.consumer(
+        TOPIC, group=group, start="earliest", session_timeout_s=SESSION_S
+    ) as consumer:
+        until(lambda: len(consumer.assignment()) == QUEUES, lambda: consumer.poll(1, 0.05))
+        return {"taken_ms": Clock().monotonic_ms(), "committed": consumer.committed()}
+
+
 def isolate_leader(
     shard: PartitionedShard, load: Load, history: History, kind: str, producer: int
 ) -> dict[str, Any]:
@@ -162,27 +188,26 @@ def isolate_leader(
     old = wait_for_leader(shard)
     epoch = shard.status(old)["epoch"]
     with (
-        isolated_client(shard, old, producer) as client,
+        isolated(shard, old, "isolated_client", str(producer)) as client,
+        isolated(shard, old, "isolated_member", f"g{producer}") as member,
         broken(shard.network, kind, shard.machine(old), ""),
     ):
         shard.cut_off = {old}
-        assert client.stdin is not None
-        assert client.stdout is not None
-        client.stdin.write("cut off\n")
-        client.stdin.flush()
+        tell(client)
         new = wait_for_leader(shard, but=old)
         wait_for_writes(load)
         during = shard.status(new)["epoch"]
-        answer = client.stdout.readline()
-        assert answer, "the client has ended"
-        outcome: dict[str, Any] = json.loads(answer)
+        outcome = answer_of(client)
+        taken = take_queues(shard, f"g{producer}")
+        tell(member)
+        taken["member"] = answer_of(member)
     shard.cut_off = set()
 
     for _ in range(outcome["sent"]):
         history.send(producer, 0)
     for number, offset in outcome["acked"].items():
         history.ack(producer, 0, int(number), offset)
-    return {"before": epoch, "during": during, "isolated": outcome}
+    return {"before": epoch, "during": during, "isolated": outcome, "taken": taken}
 
 
 def cut_follower(shard: PartitionedShard, load: Load, kind: str) -> dict[str, Any]:

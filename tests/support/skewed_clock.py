@@ -24,13 +24,16 @@ ENTRIES = 16
 class SkewedClock:
     """The test's side."""
 
-    def __init__(self, place: Path) -> None:
-        """Args: `place`: a new directory, which the processes can read while they run."""
+    def __init__(self, place: Path, *more: str) -> None:
+        """Args: `place`: a new directory, which the processes can read while they run. `more`: modules that have an
+        `install`, too, which every Python calls at its start.
+        """
         place.mkdir()
         self._place = place
         self._file = place / "entries"
         self._file.write_bytes(bytes(ENTRY.size * ENTRIES))
-        (place / "sitecustomize.py").write_text(f"import {__name__}\n{__name__}.install()\n")
+        lines = [f"import {name}\n{name}.install()\n" for name in (__name__, *more)]
+        (place / "sitecustomize.py").write_text("".join(lines))
 
     def variables(self) -> dict[str, str]:
         """Of the environment of the processes."""

@@ -8,7 +8,7 @@ from raymq.client.consume import group_member
 from raymq.client.consume.group_member import GroupMember
 from raymq.store.groups import coordinator
 from raymq.store.groups.claims import ClaimTable
-from raymq.store.groups.coordinator import Coordinator, Session
+from raymq.store.groups.coordinator import Coordinator, LiveGroup, Session
 from raymq.store.groups.group_table import GroupTable
 
 from . import world
@@ -48,8 +48,8 @@ def unchecked():
 
 
 def sessions_are_over(new: Coordinator, old: Coordinator) -> None:
-    new._sessions = {
-        name: {member_id: Session(0, 0) for member_id in group.members}
+    new._live = {
+        name: LiveGroup({member_id: Session(0, 0) for member_id in group.members})
         for name, group in new._table.groups.items()
     }
 
@@ -140,6 +140,9 @@ BY_WALKS = [
     (coordinator, "_replace", replace_at_once),
     (group_member, "BELIEF_PERCENT", 100),
 ]
+
+#: what decides on the records and answers of groups
+DECIDING = (coordinator, ClaimTable)
 
 #: found by a schedule that random walks seldom meet: with the name of that schedule
 BY_SCHEDULES = [

@@ -74,16 +74,42 @@ def claim_after_a_cancelled_revocation() -> World:
     )
 
 
-def offset_read_before_the_claim() -> World:
+def commit_that_comes_after_its_queue_was_given_up() -> World:
     return run(
         f"""
         {answered_beat("a")}
-        {read_queue_1("a")}
+        {read_queue_1("a")}    # its commit has no answer yet
         {answered_beat("b")}
         tick
         {answered_beat("a")}
         release a ('t', 1)
+        leave b
+        deliver beat b1        # the revocation is cancelled
+        confirm
+        tick
         {answered_beat("a")}
+        claim a ('t', 1)       # under the same number
+        deliver claim a1
+        deliver commit a1
+        confirm_shard
+        deliver committed a1
+        deliver claimed a1 1:4 v7
+        """,
+        FEW_FAULTS,
+    )
+
+
+def offset_read_before_the_claim() -> World:
+    return run(
+        f"""
+        {answered_beat("a")}
+        {read_queue_1("a")}    # then it falls silent
+        {answered_beat("b")}
+        tick
+        {answered_beat("b")}
+        tick
+        {answered_beat("b")}
+        tick
         {answered_beat("b")}
         claim b ('t', 1)
         deliver commit a1
@@ -151,6 +177,7 @@ SCHEDULES: dict[str, Callable[[], World]] = {
     each.__name__: each
     for each in (
         claim_after_a_cancelled_revocation,
+        commit_that_comes_after_its_queue_was_given_up,
         offset_read_before_the_claim,
         join_that_comes_again_after_its_member_was_removed,
         member_that_comes_into_being_again,

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .world import Bounds, Broken, Event, World
 
 
-def run_seeds(seeds: Iterable[int], bounds: Bounds, *, steps: int) -> Counter[str]:
+def run_seeds(
+    seeds: Iterable[int], bounds: Bounds, *, steps: int, make: Callable[[Bounds], World] = World
+) -> Counter[str]:
     """Run each seed. Returns: how often each kind of event happened.
+
+    Args: `make`: makes the world of a run.
 
     Raises: Broken with the seed and the events before it.
     """
     figures: Counter[str] = Counter()
     for seed in seeds:
         chance = random.Random(seed)
-        world = World(_some_faults(bounds, chance))
+        world = make(_some_faults(bounds, chance))
         trace: list[Event] = []
         try:
             _run(world, chance, steps, trace, figures)
             world.heal(chance.choice)
-        except Broken as broken:
+        except AssertionError as broken:
             raise Broken(f"seed {seed}", *broken.args, [*map(str, trace)]) from broken
         figures["runs"] += 1
     return figures

@@ -64,6 +64,8 @@ class Bounds:
     network: int = 8
     #: the processes are of one instance
     static: bool = False
+    #: heartbeats may come together in one step
+    gathers: bool = False
     #: the clock of process i runs at rates[i % n]
     rates: tuple[float, ...] = (1.0,)
     ticks: int = 12
@@ -108,6 +110,7 @@ class Message:
     member_id: str
     key: QueueKey = (TOPIC, 0)
     number: int = 0
+    #: of the assignment; of a commit: how often its program had given the queue up
     version: int = 0
     #: of a commit; of an answer what is committed, None: refused
     offset: int | None = None
@@ -152,18 +155,24 @@ class Process:
     joined: int = 0
     #: queue -> offset of the next message
     positions: dict[QueueKey, int] = field(default_factory=dict)
+    #: queue -> how often its program has given it up. It waits for no commit from before
+    given_up: dict[QueueKey, int] = field(default_factory=dict)
     state: str = "in"
     is_hung: bool = False
 
     def __repr__(self) -> str:
-        return f"{self.name}{self.joined} {self.state} {self.is_hung} {self.positions}"
+        return (
+            f"{self.name}{self.joined} {self.state} {self.is_hung} {self.positions} {self.given_up}"
+        )
 
     def copy(self) -> Process:
         member: GroupMember = object.__new__(GroupMember)
         member.__dict__ |= vars(self.member)
         for name in ("assigned", "releasing", "claimed"):
             setattr(member, name, dict(getattr(member, name)))
-        return replace(self, member=member, positions=dict(self.positions))
+        return replace(
+            self, member=member, positions=dict(self.positions), given_up=dict(self.given_up)
+        )
 
     def now_ms(self, world_ms: int) -> int:
         """Its own monotonic clock."""
@@ -231,12 +240,14 @@ class World:
     def key(self) -> int:
         """Equal for two worlds in which the same can happen."""
         log, shard_log = self.log, self.shard_log
-        sessions = self.coordinator.sessions(GROUP)
+        live = self.coordinator.live(GROUP)
+        # Without what only says when it looks again.
+        known = live.sessions, live.target, live.topics is None
         return hash(
             (
                 self.now_ms,
                 tuple(log.records[log.confirmed :]),
-                repr((self.table.groups, self.table.number, sessions, log.waiting)),
+                repr((self.table.groups, self.table.number, known, log.waiting)),
                 tuple(shard_log.records[shard_log.confirmed :]),
                 repr((self.claims.claims, self.offsets, shard_log.waiting)),
                 repr(sorted(map(repr, self.net))),
@@ -283,10 +294,21 @@ class World:
     def _step(self, beats: list[Beat], asked: list[Message]) -> None:
         step = self.coordinator.step(GROUP, beats, self.topics, self.now_ms)
         for kind, value in step.records:
-            self.table.apply(kind, self.log.append(kind, value))
+            self.note(kind, value)
         for message, answer in zip(asked, self.coordinator.answers(step), strict=True):
             # The check of an answer that rests on no new record is a confirmation, too: one that began later.
             self.answer(self.log, replace(message, kind="answer", answer=answer))
+
+    def note(self, kind: str, value: dict[str, Any]) -> None:
+        """Append a record to the coordinator's log, and apply it."""
+        self.table.apply(kind, self.log.append(kind, value))
+
+    def gather(self) -> None:
+        """All heartbeats that are under way come in one step."""
+        messages = [each for each in self.net if each.kind == "beat"]
+        for each in messages:
+            self.net.remove(each)
+        self._step([each.beat for each in messages if each.beat is not None], messages)
 
     def ask_deposed(self, message: Message) -> None:
         """A coordinator that leads no more takes a heartbeat. Its checks fail, and nothing of it is confirmed."""
@@ -336,8 +358,7 @@ class World:
         queue_id = message.key[1]
         new, refused = self.claims.plan(GROUP, TOPIC, message.member_id, {queue_id: message.number})
         if new:
-            value = self.shard_log.append(CLAIM, claim_value(GROUP, TOPIC, new))
-            self.claims.apply(CLAIM, value)
+            self.note_claims(claim_value(GROUP, TOPIC, new))
         offset = None if refused else claimed_offset(message, self.offsets.get(queue_id, 0))
         self.answer(self.shard_log, replace(message, kind="claimed", offset=offset))
 
@@ -357,6 +378,10 @@ class World:
         self.answer(
             self.shard_log, replace(message, kind="committed", offset=None if refused else offset)
         )
+
+    def note_claims(self, value: dict[str, Any]) -> None:
+        """Append a record to the shard's log, and apply it."""
+        self.claims.apply(CLAIM, self.shard_log.append(CLAIM, value))
 
     def _store_offsets(self, new: dict[int, int]) -> dict[int, int]:
         value = self.shard_log.append(OFFSETS, {"offsets": list(new.items())})
@@ -399,13 +424,18 @@ class World:
                 process.member.member_id,
                 key,
                 number,
+                process.given_up.get(key, 0),
                 offset=process.positions[key],
             )
         )
 
     def release(self, name: str, key: QueueKey) -> None:
-        """The program has given up a queue that it must release."""
-        self.processes[name].member.released([key])
+        """The program has given up a queue that it must release. A commit that has no answer by then has failed for it,
+        and may be stored later.
+        """
+        process = self.processes[name]
+        process.given_up[key] = process.given_up.get(key, 0) + 1
+        process.member.released([key])
 
     def leave(self, name: str) -> None:
         self.left["leave"] -= 1
@@ -457,7 +487,7 @@ class World:
                 need(message.offset >= self.answered[key], "I9: begins below an answered commit")
                 member.took_claim(key, message.number)
                 process.positions[key] = message.offset
-        elif message.offset is not None:
+        elif message.offset is not None and message.version == process.given_up.get(key, 0):
             self.answered[key] = max(self.answered[key], message.offset)
             need(self.answered[key] <= self.offsets.get(key[1], 0), "I3: a commit is lost", key)
 
@@ -482,6 +512,9 @@ class World:
                 found.append(Event(0.3, "lose", (message,)))
             if self.deposed is not None and message.kind == "beat" and not deposed_is_checked():
                 found.append(Event(1, "ask_deposed", (message,)))
+
+        if self.bounds.gathers and sum(each.kind == "beat" for each in self.net) > 1:
+            found.append(Event(3, "gather"))
 
         for suffix, log in (("", self.log), ("_shard", self.shard_log)):
             if log.waiting or log.confirmed < len(log.records):
