@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from raymq.client.arguments import plain_int
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
@@ -16,6 +16,8 @@ from .group_facts import committed_offsets, coordinator_of, no_group, topics_wit
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
 
+#: a position that begins with it is that of another group
+LIKE = "group:"
 #: how often a reset is tried again for queues that members have claimed meanwhile
 RESET_TRIES = 5
 
@@ -35,16 +37,21 @@ def reset_group(
     if queue_ids is not None and topic is None:
         raise Rejected("queue_ids need a topic", field="topic", limit="a topic with queue_ids")
     rows: list[dict[str, Any]] = []
-    for each in _topics(cluster, name, coordinator) if topic is None else [topic]:
+    read = to.removeprefix(LIKE) if _is_like(to) else name
+    for each in _topics(cluster, read) if topic is None else [topic]:
         rows += _plan(cluster, name, each, to, queue_ids)
     if rows and not dry_run:
         _reset(cluster, name, coordinator, rows, force=force)
     return rows
 
 
-def _topics(cluster: ClusterHandle, name: str, coordinator: int) -> list[str]:
+def _is_like(to: object) -> TypeGuard[str]:
+    return isinstance(to, str) and to.startswith(LIKE)
+
+
+def _topics(cluster: ClusterHandle, name: str) -> list[str]:
     """The topics that a group reads, without that of its retries. Raises: Rejected when there is none."""
-    facts = cluster.call(coordinator, "describe_group", {"group": name})
+    facts = cluster.call(coordinator_of(cluster, name), "describe_group", {"group": name})
     read = set(facts["topics"]) | topics_with_offsets(cluster, name)
     found = sorted(each for each in read & cluster.topics().keys() if not _is_retry(each))
     if not found:
@@ -82,6 +89,7 @@ def _plan(
     return [
         {"topic": topic, "queue_id": each, "from": before.get(each), "to": target[each]}
         for each in wanted
+        if each in target
     ]
 
 
@@ -91,17 +99,25 @@ def _offsets(
     to: str | int | datetime,
     queues: Mapping[int, Mapping[str, int]],
 ) -> dict[int, int]:
-    """Where each queue shall begin. Raises: Rejected, OffsetOutOfRange."""
+    """Where each queue shall begin, if that is known. Raises: Rejected, OffsetOutOfRange."""
     if to in ("earliest", "latest"):
         end = "min_offset" if to == "earliest" else "max_offset"
         return {queue_id: int(queue[end]) for queue_id, queue in queues.items()}
+    if _is_like(to):
+        # What has expired since is behind both groups.
+        found = committed_offsets(cluster, to.removeprefix(LIKE), topic)
+        return {
+            queue_id: max(found[queue_id], int(queue["min_offset"]))
+            for queue_id, queue in queues.items()
+            if queue_id in found
+        }
     if isinstance(to, datetime):
         return offsets_for_times(cluster, topic, dict.fromkeys(queues, to), "first")
     if isinstance(to, str):
         raise Rejected(
-            f"to is {to!r}; give 'earliest', 'latest', an offset, or a datetime",
+            f"to is {to!r}; give 'earliest', 'latest', 'group:NAME', an offset, or a datetime",
             field="to",
-            limit="earliest, latest, an offset or a datetime",
+            limit="earliest, latest, group:NAME, an offset or a datetime",
             found=to,
         )
 

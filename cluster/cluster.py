@@ -511,7 +511,7 @@ class Cluster(ClusterHandle):
     def reset_group(
         self,
         name: str,
-        to: Literal["earliest", "latest"] | int | datetime,
+        to: str | int | datetime,
         *,
         topic: str | None = None,
         queue_ids: Iterable[int] | None = None,
@@ -540,7 +540,7 @@ class Cluster(ClusterHandle):
         Args:
             name: name of the group.
             to: "earliest", "latest", an offset for each of the queues, or a datetime with a time zone, as `start=` of a
-                consumer takes them.
+                consumer takes them; or "group:NAME": where that group is, in the queues of which it has offsets.
             topic: only this topic, also one that the group has not read yet. None (default): all that it reads.
             queue_ids: only these queues of the topic. None (default): all.
             dry_run: return the rows and change nothing (default: no).

@@ -279,8 +279,8 @@ group lag  how many messages of each queue a group has not committed, and how ol
 group reset  = reset_group
     @json @cluster
     group GROUP  name of the group
-    --to POSITION{start, required}  where it goes on in each queue: earliest, latest, an offset, or a time, as
-        `raymq consume --from` takes them
+    --to POSITION{position, required}  where it goes on in each queue: earliest, latest, an offset, or a time, as
+        `raymq consume --from` takes them; group:NAME is where that group is
     --topic TOPIC  only this topic (default: all that the group reads)
     --queue-id>queue_ids N{>=0, several}  only these queues of the topic (default: all queues)
     --dry-run  print the old and the new offsets, and change nothing
@@ -533,6 +533,11 @@ def _position(*choices: str) -> Callable[[str], str | int]:
     return parse
 
 
+def _place(text: str) -> str | int | datetime:
+    """Where a group goes on."""
+    return text if text.startswith("group:") else _start(text)
+
+
 def _start(text: str) -> str | int | datetime:
     try:
         return _position("earliest", "latest")(text)
@@ -559,5 +564,6 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "labels": lambda text: text.split(","),
     "time": time_of,
     "start": _start,
+    "position": _place,
     "stop": _position("latest"),
 }

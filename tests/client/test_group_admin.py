@@ -225,3 +225,16 @@ def test_a_group_is_deleted_when_its_members_have_left(
     assert "does not exist" in shell.err
     with join(cluster, group) as anew:
         assert len(read(anew, QUEUES * MESSAGES)) >= QUEUES * MESSAGES
+
+
+def test_a_group_goes_on_where_another_one_is(cluster: Cluster, shell: Shell, group: str) -> None:
+    other = f"{group}-other"
+    with cluster.consumer("t", group=other, queues=[0, 2], start="earliest") as consumer:
+        consumer.commit({0: 3, 2: 5})
+    assert shell.run("group", "reset", group, "--to", f"group:{other}", "--json") == 0
+    rows = [(row["queue_id"], row["from"], row["to"]) for row in printed(shell)["queues"]]
+    assert rows == [(0, None, 3), (2, None, 5)]
+    with cluster.consumer("t", group=group, queues=[0, 2]) as consumer:
+        assert consumer.committed() == {0: 3, 2: 5}
+    with pytest.raises(Rejected, match="nobody-knows-it"):
+        cluster.reset_group(group, "group:nobody-knows-it")
