@@ -231,14 +231,19 @@ class GroupService:
                     limit="a group that had members",
                     found=group,
                 )
-            if known.facts.is_paused != is_paused:
+
+            is_changed = known.facts.is_paused != is_paused
+            if is_changed:
                 facts = known.facts._replace(is_paused=is_paused)
                 number = self._store.groups.number
                 self._append(group, [(GROUP, group_value(group, facts, number))])
                 self._coordinator.assign_again(group)
                 self._step(group, ())
             end = self._end
+
         self._leader.await_promise(AppendedRows.up_to(end))
+        if not is_changed:
+            self._leader.await_check()
 
     def end(self, group: str) -> tuple[int, bool]:
         """Delete a group that this shard coordinates. A group of the same name is another one.
