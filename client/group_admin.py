@@ -197,10 +197,10 @@ def pause_group(cluster: ClusterHandle, name: str, *, paused: bool) -> None:
 def delete_group(cluster: ClusterHandle, name: str) -> list[str]:
     """See `Cluster.delete_group`."""
     ended = cluster.call(coordinator_of(cluster, name), "end_group", {"group": name})
+    if not ended["existed"] and not topics_with_offsets(cluster, name):
+        raise no_group(name)
     topics: set[str] = set()
     for shard in range(cluster.shards):
         arguments = {"group": name, "number": ended["number"]}
         topics |= set(cluster.call(shard, "forget_offsets", arguments)["topics"])
-    if not topics and not ended["existed"]:
-        raise no_group(name)
     return sorted(topics)

@@ -45,6 +45,7 @@ EXPLAINED = (
     "raymq.AsyncConsumer",
     "raymq.AsyncProducer",
     "raymq.Cluster.create_topic",
+    "raymq.Cluster.reset_group",
     "raymq.Consumer",
     "raymq.Producer",
     "raymq.Queue",

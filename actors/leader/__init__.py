@@ -5,6 +5,8 @@ appender        appends the puts of many threads in groups
 put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages
 group_service   runs the consumer groups that this shard coordinates
+queue_claims    claims on the queues of this shard, and offsets of groups
+group_records   what their records have in common
 group_progress  how far groups are on this shard
 disk_losses     writes down that a majority of the replicas had lost its disks
 operations      the administrative operations, by subject

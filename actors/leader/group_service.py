@@ -1,26 +1,24 @@
-"""Runs the consumer groups that this shard coordinates, and the claims on its queues, for a leader."""
+"""Runs the consumer groups that this shard coordinates, for a leader."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.base.failpoints import fail_point
-from raymq.store.engine.message_store import MessageStore
-from raymq.store.groups.claims import Claim, Commit, claim_value, ended_value
 from raymq.store.groups.coordinator import Coordinator, GroupStep
 from raymq.store.groups.heartbeat import Beat, BeatAnswer
-from raymq.store.groups.members import CLAIM, GROUP, dated, group_value
+from raymq.store.groups.members import GROUP, dated, group_value
 from raymq.store.records.requests import AppendedRows
-from raymq.store.state.features import GROUPS_LEVEL, feature_level
-from raymq.store.state.shard_state import OFFSETS, no_offsets_body, offsets_body
-from raymq.store.state.topics import QueueKey, unknown_topic
+from raymq.store.state.topics import QueueKey
+
+from .group_records import GroupHost, believed_ms, encoded, note_level, record_time_ms
+from .queue_claims import QueueClaims
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -32,20 +30,6 @@ EXPIRE_EVERY_S = 0.25
 #: when members had time to claim their queues
 FORGET_EVERY_MS = 600_000
 HOUR_MS = 3_600_000
-
-
-class GroupHost(Protocol):
-    """What the service needs of its leader: see `scope.LeaderScope`."""
-
-    store: MessageStore
-
-    def check_serving(self) -> None: ...
-
-    def await_check(self) -> None: ...
-
-    def publish(self, appended: AppendedRows) -> None: ...
-
-    def await_promise(self, appended: AppendedRows) -> None: ...
 
 
 @dataclass
@@ -65,13 +49,14 @@ class _Round:
 
 
 class GroupService:
-    """Decides by `Coordinator` and `ClaimTable`, appends the records, and lets answers wait for them.
+    """Decides by `Coordinator`, appends the records, and lets answers wait for them.
 
     Threads: any may call. `run` has its own.
     """
 
-    def __init__(self, leader: GroupHost, clock: Clock) -> None:
+    def __init__(self, leader: GroupHost, clock: Clock, claims: QueueClaims) -> None:
         store = leader.store
+        self._claims = claims
         self._leader = leader
         self._store = store
         self._clock = clock
@@ -159,8 +144,8 @@ class GroupService:
 
     def _append(self, group: str, planned: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Append records that change a group. Needs the step's lock. Raises: as `InnerPut.put_decided`."""
-        now_ms = self._now_ms()
-        records = [(kind, _encoded(dated(value, now_ms))) for kind, value in planned]
+        now_ms = record_time_ms(self._store)
+        records = [(kind, encoded(dated(value, now_ms))) for kind, value in planned]
 
         def decide() -> list[tuple[str, bytes]]:
             # The thread may have stalled since: an earlier leadership's plan must not be appended by a later one.
@@ -170,7 +155,7 @@ class GroupService:
         if not records:
             return
         try:
-            self._note_level()
+            note_level(self._leader)
             appended = self._store.inner_put.put_decided(decide)
         except BaseException:
             # Some of the records may be in the log. The next step plans the rest.
@@ -180,21 +165,6 @@ class GroupService:
         if appended is not None:
             self._end = appended.end_offset
         fail_point("groups.appended")
-
-    def _note_level(self) -> None:
-        """Write the level of the log before its first record of groups. Raises: as `put_inner`."""
-        if feature_level(self._store.state.progress) < GROUPS_LEVEL:
-            self._leader.check_serving()
-            self._store.note_feature_level(GROUPS_LEVEL)
-
-    def _now_ms(self) -> int:
-        """The time that records get, as far as it is believed: never before the newest message."""
-        return max(self._believed_ms(), self._store.state.store_time_ms)
-
-    def _believed_ms(self) -> int:
-        """The newest look at the wall clock, without a jump ahead that is not a day old: see `BelievedClock`."""
-        look = self._store.log.marks.clock_look
-        return look.wall_ms - look.jumped_ms
 
     # --- administration ---------------------------------------------------------------------------
 
@@ -238,7 +208,7 @@ class GroupService:
         shown = ", ".join(f"{each} of {members[each].facts.client}" for each in found[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         return Rejected(
-            f"{len(found)} members of group {group} have these queues, such as queue {queue_id} of {topic}: {shown}"
+            f"{len(found)} member(s) of group {group} have these queues, such as queue {queue_id} of {topic}: {shown}"
             f"{more}. Stop them, or take the queues away from them with force (--force)",
             field="force",
             limit="queues that no member has",
@@ -266,14 +236,19 @@ class GroupService:
                     limit="a group that had members",
                     found=group,
                 )
-            if known.facts.is_paused != is_paused:
+
+            is_changed = known.facts.is_paused != is_paused
+            if is_changed:
                 facts = known.facts._replace(is_paused=is_paused)
                 number = self._store.groups.number
                 self._append(group, [(GROUP, group_value(group, facts, number))])
                 self._coordinator.assign_again(group)
                 self._step(group, ())
             end = self._end
+
         self._leader.await_promise(AppendedRows.up_to(end))
+        if not is_changed:
+            self._leader.await_check()
 
     def end(self, group: str) -> tuple[int, bool]:
         """Delete a group that this shard coordinates. A group of the same name is another one.
@@ -284,7 +259,7 @@ class GroupService:
             known = self._store.groups.groups.get(group)
             if known is not None and known.members:
                 raise Rejected(
-                    f"group {group} has {len(known.members)} members: close these consumers first. The session of one "
+                    f"group {group} has {len(known.members)} member(s): close these consumers first. The session of one "
                     "that was killed ends by itself",
                     field="group",
                     limit="a group without members",
@@ -332,7 +307,9 @@ class GroupService:
         A group with a member stays. So do offsets of a queue that a member has claimed and not given back.
         Returns: the names of the groups.
         """
-        unused_since_ms = self._believed_ms() - int(self._store.config.group_expiry_hours * HOUR_MS)
+        unused_since_ms = believed_ms(self._store) - int(
+            self._store.config.group_expiry_hours * HOUR_MS
+        )
         ended = []
         for name, group in list(self._store.groups.groups.items()):
             if group.members or not 0 < group.changed_ms <= unused_since_ms:
@@ -343,14 +320,7 @@ class GroupService:
                     self._end_group(name)
                     ended.append(name)
 
-        state = self._store.state
-        old, used = set[str](), set[str]()
-        for name, topic in list(state.offsets):
-            is_old = 0 < state.offset_times_ms.get((name, topic), 0) <= unused_since_ms
-            (old if is_old else used).add(name)
-        ended += [
-            name for name in sorted(old - used) if self._forget_offsets(name, unused_since_ms)
-        ]
+        ended += self._claims.forget_unused(unused_since_ms)
         if ended:
             ended = sorted(set(ended))
             self._leader.publish(AppendedRows.up_to(self._store.log.end))
@@ -360,26 +330,6 @@ class GroupService:
                 ", ".join(ended),
             )
         return ended
-
-    def _forget_offsets(self, group: str, unused_since_ms: int) -> bool:
-        """Delete the offsets of a group on this shard, if all of them are old and no member has a claim."""
-
-        def decide() -> list[tuple[str, bytes]]:
-            state, claims = self._store.state, self._store.claims.of_group(group)
-            topics = [topic for name, topic in state.offsets if name == group]
-            times = [state.offset_times_ms.get((group, topic), 0) for topic in topics]
-            is_old = bool(topics) and min(times) > 0 and max(times) <= unused_since_ms
-            if not is_old or any(claim.member_id for claim in claims.values()):
-                return []
-            number = max((claim.number for claim in claims.values()), default=0)
-            return self._ending(group, topics, number)
-
-        return self._store.inner_put.put_decided(decide) is not None
-
-    def _ending(self, group: str, topics: Sequence[str], number: int) -> list[tuple[str, bytes]]:
-        """The records that delete what this shard has of a group. Args: `number`: no claim below it is valid again."""
-        records = [(OFFSETS, no_offsets_body(group, topic)) for topic in topics]
-        return [*records, (CLAIM, _encoded(ended_value(group, number)))] if number else records
 
     def _expire(self, group: str) -> None:
         """Remove members of one group. A shard that takes no writes now is asked again."""
@@ -399,149 +349,3 @@ class GroupService:
     def stop(self) -> None:
         """End `run`."""
         self._stopping.set()
-
-    # --- claims and commits -----------------------------------------------------------------------
-
-    def claim(
-        self, group: str, topic: str, member_id: str, wanted: Mapping[int, int]
-    ) -> tuple[dict[int, int], dict[int, Claim]]:
-        """Give queues to a member. Args: `wanted`: queue -> number of its grant.
-
-        Returns: queue -> committed offset of the group, of those that have one; and the refused queues, each with the
-        claim that stands.
-        """
-        claims, state = self._store.claims, self._store.state
-        refused: dict[int, Claim] = {}
-        offsets: dict[int, int] = {}
-        self._note_level()
-
-        def decide() -> list[tuple[str, bytes]]:
-            self._check_topic(topic)
-            new, refusals = claims.plan(group, topic, member_id, wanted)
-            refused.update(refusals)
-            # Later commits of an earlier owner are refused by the new claims.
-            offsets.update(state.offsets.get((group, topic), {}))
-            return [(CLAIM, _encoded(claim_value(group, topic, new)))] if new else []
-
-        appended = self._store.inner_put.put_decided(decide)
-        fail_point("groups.claim_appended")
-        self._await(appended)
-        mine = wanted.keys() - refused.keys()
-        return {each: offsets[each] for each in sorted(mine) if each in offsets}, refused
-
-    def commit(self, group: str, topic: str, wanted: Mapping[int, Commit]) -> dict[int, Claim]:
-        """Store offsets of a member. Returns: the refused queues, each with the claim that stands."""
-        claims, state = self._store.claims, self._store.state
-        refused: dict[int, Claim] = {}
-
-        def decide() -> list[tuple[str, bytes]]:
-            self._check_topic(topic)
-            committed = state.offsets.get((group, topic), {})
-            new, refusals = claims.plan_commit(group, topic, wanted, committed)
-            refused.update(refusals)
-            return [(OFFSETS, offsets_body(group, topic, new, self._now_ms()))] if new else []
-
-        self._await(self._store.inner_put.put_decided(decide))
-        return refused
-
-    def commit_unclaimed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Store offsets of a consumer that is not a member.
-
-        Raises: Rejected for a queue that a member of the group has. Nothing was stored.
-        """
-
-        def decide() -> list[tuple[str, bytes]]:
-            self._check_topic(topic)
-            for queue_id, claim in self._store.claims.held(group, topic, offsets).items():
-                raise Rejected(
-                    f"queue {queue_id} of {topic} belongs to member {claim.member_id} of group {group}: only that "
-                    "member commits its offset, until it closes. If it was killed, let a consumer of the group without "
-                    "queues= join and close; or use another group",
-                    field="offsets",
-                    limit="queues that no member has",
-                    found=queue_id,
-                )
-            return [(OFFSETS, offsets_body(group, topic, offsets, self._now_ms()))]
-
-        self._await(self._store.inner_put.put_decided(decide))
-
-    def release(self, group: str, topic: str, member_id: str, numbers: Mapping[int, int]) -> None:
-        """End claims of a member that leaves. Others of these queues stay as they are."""
-
-        def decide() -> list[tuple[str, bytes]]:
-            released = self._store.claims.plan_release(group, topic, member_id, numbers)
-            return [(CLAIM, _encoded(claim_value(group, topic, released)))] if released else []
-
-        self._await(self._store.inner_put.put_decided(decide))
-
-    def reset(
-        self, group: str, topic: str, offsets: Mapping[int, int], number: int
-    ) -> dict[int, Claim]:
-        """Set offsets of a group for an operator, and end the claims of its members there.
-
-        Args: `number`: of `take_number`. Returns: the queues that a member has under a higher number, each with that
-        claim. Of these nothing is stored.
-        """
-        refused: dict[int, Claim] = {}
-
-        def decide() -> list[tuple[str, bytes]]:
-            self._check_topic(topic)
-            new, refusals = self._store.claims.plan_reset(group, topic, offsets, number)
-            refused.update(refusals)
-            if not new:
-                return []
-            # The claims come first: after a crash between both, a member's commit must not be taken any more.
-            moved = {queue_id: offsets[queue_id] for queue_id in new}
-            return [
-                (CLAIM, _encoded(claim_value(group, topic, new))),
-                (OFFSETS, offsets_body(group, topic, moved, self._now_ms())),
-            ]
-
-        self._await(self._store.inner_put.put_decided(decide))
-        return refused
-
-    def forget_offsets(self, group: str, number: int) -> list[str]:
-        """Delete the offsets and claims that this shard has of a group.
-
-        Args: `number`: of `end`. Returns: the topics of which it had offsets.
-        Raises: Rejected when the group has got a member since. Nothing was deleted.
-        """
-        topics: list[str] = []
-
-        def decide() -> list[tuple[str, bytes]]:
-            claims = self._store.claims.of_group(group)
-            topics.extend(topic for name, topic in self._store.state.offsets if name == group)
-            for (topic, queue_id), claim in claims.items():
-                if claim.number > number and claim.member_id:
-                    raise Rejected(
-                        f"group {group} has got a member again: {claim.member_id} has queue {queue_id} of {topic}. "
-                        "Its offsets stay on this shard",
-                        field="group",
-                        limit="a group without members",
-                        found=claim.member_id,
-                    )
-            return self._ending(group, topics, number) if topics or claims else []
-
-        self._await(self._store.inner_put.put_decided(decide))
-        return topics
-
-    def _check_topic(self, topic: str) -> None:
-        """Raises: Rejected for a topic that was deleted meanwhile: its offsets must not come back. Has the put lock."""
-        if topic not in self._store.state.topics:
-            raise unknown_topic(topic)
-
-    def _await(self, appended: AppendedRows | None) -> None:
-        """Let an answer wait for everything that it rests on: its own record, or earlier ones and a check."""
-        if appended is not None:
-            self._leader.await_promise(appended)
-        else:
-            self._leader.await_promise(AppendedRows.up_to(self._store.log.end))
-            self._leader.await_check()
-
-
-#: one encoder for all records
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def _encoded(value: Mapping[str, Any]) -> bytes:
-    return _encode(value).encode()

@@ -45,6 +45,7 @@ from .group_service import GroupService
 from .leader_report import LeaderReport
 from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
+from .queue_claims import QueueClaims
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -117,8 +118,10 @@ class Leader(ReplicaRole):
             self._expect_acknowledged()
 
         self._delays = Delays(parts, self.await_promise)
-        #: the consumer groups that this shard coordinates, and the claims on its queues
-        self.groups = GroupService(self, parts.clock)
+        #: claims on the queues of this shard
+        self.claims = QueueClaims(self)
+        #: the consumer groups that this shard coordinates
+        self.groups = GroupService(self, parts.clock, self.claims)
         self.acks = PutAcks(parts, rows, self.counters, self._dispatcher.wake, latency=latency)
         self.appender = Appender(self._append, self.acks.report_appended)
         self.report = LeaderReport(

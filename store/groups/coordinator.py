@@ -701,7 +701,8 @@ class _Draft:
         """Raises: Rejected, when a limit of members or groups is reached."""
         if self.is_new and self._group_count >= GROUPS_MAX:
             raise Rejected(
-                f"the shard coordinates {self._group_count} groups; the limit is {GROUPS_MAX}: use fewer names",
+                f"the shard coordinates {self._group_count} groups; the limit is {GROUPS_MAX}: use fewer names, "
+                "or delete groups (raymq group delete)",
                 field="group",
                 limit=GROUPS_MAX,
                 found=self._group_count,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from raymq.actors.leader import group_records, group_service
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.groups.claims import ENDED_MAX, Claim, ClaimTable, ended_value
 from raymq.store.groups.members import CLAIM
@@ -197,7 +198,7 @@ def end_group(shard: Shard) -> dict[str, Any]:
 
 def test_a_group_with_members_is_not_deleted(shard: Shard):
     ready_member(shard)
-    with pytest.raises(Rejected, match="has 1 members"):
+    with pytest.raises(Rejected, match="has 1 member"):
         end_group(shard)
 
 
@@ -266,18 +267,23 @@ def test_times_and_deletions_of_offsets_are_in_snapshots():
 # --- what time ends -------------------------------------------------------------------------------
 
 
-def let_pass(shard: Shard, days: float) -> None:
-    """Let the believed wall clock be so much later than the newest message."""
-    leader = leader_of(shard.host)
-    now_ms = leader.store.state.store_time_ms + int(days * DAY_MS)
-    leader.groups._believed_ms = lambda: now_ms
+@pytest.fixture
+def let_pass(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let the believed wall clock be so many days later than the newest message."""
+
+    def let_pass(days: float) -> None:
+        now_ms = leader_of(shard.host).store.state.store_time_ms + int(days * DAY_MS)
+        for module in (group_records, group_service):
+            monkeypatch.setattr(module, "believed_ms", lambda store: now_ms)
+
+    return let_pass
 
 
 def forget(shard: Shard) -> list[str]:
     return leader_of(shard.host).groups.forget_unused()
 
 
-def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog):
+def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog, let_pass):
     member = ready_member(shard)
     member.commit({0: 4})
     numbers = {"group": GROUP, "topic": TOPIC, "member": member.id}
@@ -285,9 +291,9 @@ def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog):
         "release_claims", {**numbers, "numbers": {str(q): n for q, n in member.numbers.items()}}
     )
     leave(member)
-    let_pass(shard, 29)
+    let_pass(29)
     assert forget(shard) == []
-    let_pass(shard, 31)
+    let_pass(31)
     with caplog.at_level(logging.INFO, logger="raymq.commit_log"):
         assert forget(shard) == [GROUP]
     assert f"(group_expiry_hours): {GROUP}" in caplog.text
@@ -298,32 +304,32 @@ def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog):
     assert len(member.claim()["fenced"]) == QUEUES
 
 
-def test_a_group_that_is_only_idle_is_kept(shard: Shard):
+def test_a_group_that_is_only_idle_is_kept(shard: Shard, let_pass):
     member = ready_member(shard, session_timeout_ms=30 * 60_000)
     member.commit({0: 4})
-    let_pass(shard, 400)
+    let_pass(400)
     assert forget(shard) == []
     assert committed(shard.host) == {"0": 4}
 
 
-def test_offsets_of_a_member_that_was_killed_outlive_its_group(shard: Shard):
+def test_offsets_of_a_member_that_was_killed_outlive_its_group(shard: Shard, let_pass):
     member = ready_member(shard, session_timeout_ms=1_000)
     member.commit({0: 4})
     groups = leader_of(shard.host).store.groups.groups
     until(lambda: not groups[GROUP].members, lambda: threading.Event().wait(0.02))
-    let_pass(shard, 31)
+    let_pass(31)
     assert forget(shard) == [GROUP]
     assert committed(shard.host) == {"0": 4}
     assert shard.host.call("groups", {})["with_offsets"] == [GROUP]
 
 
-def test_offsets_without_a_member_are_forgotten_by_their_last_commit(shard: Shard):
+def test_offsets_without_a_member_are_forgotten_by_their_last_commit(shard: Shard, let_pass):
     asked = {"group": GROUP, "topic": TOPIC, "offsets": {"0": 3}}
     shard.host.call("commit_offsets", asked)
-    let_pass(shard, 31)
+    let_pass(31)
     shard.host.call("commit_offsets", asked)
     assert forget(shard) == []
-    let_pass(shard, 62)
+    let_pass(62)
     leader_of(shard.host).store.commit_offsets("other", TOPIC, {0: 1})
     assert forget(shard) == [GROUP]
     assert shard.host.call("groups", {})["with_offsets"] == ["other"]

@@ -51,7 +51,7 @@ def claim_queues(
     info = topic_of(leader, topic)
     for queue_id in numbers:
         check_queue(leader, info, queue_id)
-    offsets, refused = leader.groups.claim(group, topic, member, numbers)
+    offsets, refused = leader.claims.claim(group, topic, member, numbers)
     return {
         "offsets": {str(queue_id): offset for queue_id, offset in offsets.items()},
         "fenced": fenced_queues(refused),
@@ -65,7 +65,7 @@ def release_claims(
     leader.check_serving()
     check_group_name(group)
     topic_of(leader, topic)
-    leader.groups.release(group, topic, member, numbers)
+    leader.claims.release(group, topic, member, numbers)
     return {}
 
 
@@ -137,7 +137,7 @@ def reset_offsets(
     for queue_id, offset in offsets.items():
         check_queue(leader, info, queue_id)
         check_offset(leader, info, queue_id, offset)
-    return {"fenced": fenced_queues(leader.groups.reset(group, topic, offsets, number))}
+    return {"fenced": fenced_queues(leader.claims.reset(group, topic, offsets, number))}
 
 
 def withdraw_queues(
@@ -170,7 +170,7 @@ def forget_offsets(leader: LeaderScope, group: str, number: int) -> dict[str, ob
     """Delete what this shard has of a group that its coordinator has ended. Returns: the topics."""
     leader.check_serving()
     check_group_name(group)
-    return {"topics": leader.groups.forget_offsets(group, number)}
+    return {"topics": leader.claims.forget_offsets(group, number)}
 
 
 def fenced_queues(refused: dict[int, Claim]) -> dict[str, list[object]]:

@@ -34,14 +34,14 @@ def commit_offsets(
         check_queue(leader, info, queue_id)
         check_offset(leader, info, queue_id, offset)
     if numbers is None:
-        leader.groups.commit_unclaimed(group, topic, offsets)
+        leader.claims.commit_unclaimed(group, topic, offsets)
         return {}
 
     commits = {
         queue_id: Commit(numbers.get(queue_id, 0), offset, queue_id in (seeks or ()))
         for queue_id, offset in offsets.items()
     }
-    return {"fenced": fenced_queues(leader.groups.commit(group, topic, commits))}
+    return {"fenced": fenced_queues(leader.claims.commit(group, topic, commits))}
 
 
 def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:

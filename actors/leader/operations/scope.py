@@ -6,6 +6,7 @@ from typing import Protocol
 
 from raymq.actors.api import call_arguments
 from raymq.actors.leader.group_service import GroupService
+from raymq.actors.leader.queue_claims import QueueClaims
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.delay.timer_cancel import CancelledTimer
@@ -20,6 +21,7 @@ class LeaderScope(Protocol):
     parts: ReplicaParts
     store: MessageStore
     groups: GroupService
+    claims: QueueClaims
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when the shard takes no writes."""

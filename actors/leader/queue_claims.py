@@ -1,0 +1,203 @@
+"""Claims on the queues of this shard, and the offsets that groups commit, for a leader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raymq.store.base.errors import Rejected
+from raymq.store.base.failpoints import fail_point
+from raymq.store.groups.claims import Claim, Commit, claim_value, ended_value
+from raymq.store.groups.members import CLAIM
+from raymq.store.records.requests import AppendedRows
+from raymq.store.state.shard_state import OFFSETS, no_offsets_body, offsets_body
+from raymq.store.state.topics import unknown_topic
+
+from .group_records import GroupHost, encoded, note_level, record_time_ms
+
+
+class QueueClaims:
+    """Decides by `ClaimTable`, appends the records, and lets answers wait for them. Threads: any may call."""
+
+    def __init__(self, leader: GroupHost) -> None:
+        self._leader = leader
+        self._store = leader.store
+
+    # --- members ----------------------------------------------------------------------------------
+
+    def claim(
+        self, group: str, topic: str, member_id: str, wanted: Mapping[int, int]
+    ) -> tuple[dict[int, int], dict[int, Claim]]:
+        """Give queues to a member. Args: `wanted`: queue -> number of its grant.
+
+        Returns: queue -> committed offset of the group, of those that have one; and the refused queues, each with the
+        claim that stands.
+        """
+        claims, state = self._store.claims, self._store.state
+        refused: dict[int, Claim] = {}
+        offsets: dict[int, int] = {}
+        note_level(self._leader)
+
+        def decide() -> list[tuple[str, bytes]]:
+            self._check_topic(topic)
+            new, refusals = claims.plan(group, topic, member_id, wanted)
+            refused.update(refusals)
+            # Later commits of an earlier owner are refused by the new claims.
+            offsets.update(state.offsets.get((group, topic), {}))
+            return [(CLAIM, encoded(claim_value(group, topic, new)))] if new else []
+
+        appended = self._store.inner_put.put_decided(decide)
+        fail_point("groups.claim_appended")
+        self._await(appended)
+        mine = wanted.keys() - refused.keys()
+        return {each: offsets[each] for each in sorted(mine) if each in offsets}, refused
+
+    def commit(self, group: str, topic: str, wanted: Mapping[int, Commit]) -> dict[int, Claim]:
+        """Store offsets of a member. Returns: the refused queues, each with the claim that stands."""
+        claims, state = self._store.claims, self._store.state
+        refused: dict[int, Claim] = {}
+
+        def decide() -> list[tuple[str, bytes]]:
+            self._check_topic(topic)
+            committed = state.offsets.get((group, topic), {})
+            new, refusals = claims.plan_commit(group, topic, wanted, committed)
+            refused.update(refusals)
+            return (
+                [(OFFSETS, offsets_body(group, topic, new, record_time_ms(self._store)))]
+                if new
+                else []
+            )
+
+        self._await(self._store.inner_put.put_decided(decide))
+        return refused
+
+    def commit_unclaimed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Store offsets of a consumer that is not a member.
+
+        Raises: Rejected for a queue that a member of the group has. Nothing was stored.
+        """
+
+        def decide() -> list[tuple[str, bytes]]:
+            self._check_topic(topic)
+            for queue_id, claim in self._store.claims.held(group, topic, offsets).items():
+                raise Rejected(
+                    f"queue {queue_id} of {topic} belongs to member {claim.member_id} of group {group}: only that "
+                    "member commits its offset, until it closes. If it was killed, let a consumer of the group without "
+                    "queues= join and close; or use another group",
+                    field="offsets",
+                    limit="queues that no member has",
+                    found=queue_id,
+                )
+            return [(OFFSETS, offsets_body(group, topic, offsets, record_time_ms(self._store)))]
+
+        self._await(self._store.inner_put.put_decided(decide))
+
+    def release(self, group: str, topic: str, member_id: str, numbers: Mapping[int, int]) -> None:
+        """End claims of a member that leaves. Others of these queues stay as they are."""
+
+        def decide() -> list[tuple[str, bytes]]:
+            released = self._store.claims.plan_release(group, topic, member_id, numbers)
+            return [(CLAIM, encoded(claim_value(group, topic, released)))] if released else []
+
+        self._await(self._store.inner_put.put_decided(decide))
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def reset(
+        self, group: str, topic: str, offsets: Mapping[int, int], number: int
+    ) -> dict[int, Claim]:
+        """Set offsets of a group for an operator, and end the claims of its members there.
+
+        Args: `number`: of `take_number`. Returns: the queues that a member has under a higher number, each with that
+        claim. Of these nothing is stored.
+        """
+        refused: dict[int, Claim] = {}
+        note_level(self._leader)
+
+        def decide() -> list[tuple[str, bytes]]:
+            self._check_topic(topic)
+            new, refusals = self._store.claims.plan_reset(group, topic, offsets, number)
+            refused.update(refusals)
+            if not new:
+                return []
+            # The claims come first: after a crash between both, a member's commit must not be taken any more.
+            moved = {queue_id: offsets[queue_id] for queue_id in new}
+            return [
+                (CLAIM, encoded(claim_value(group, topic, new))),
+                (OFFSETS, offsets_body(group, topic, moved, record_time_ms(self._store))),
+            ]
+
+        self._await(self._store.inner_put.put_decided(decide))
+        return refused
+
+    def forget_offsets(self, group: str, number: int) -> list[str]:
+        """Delete the offsets and claims that this shard has of a group.
+
+        Args: `number`: of `end`. Returns: the topics of which it had offsets.
+        Raises: Rejected when the group has got a member since. Nothing was deleted.
+        """
+        topics: list[str] = []
+        note_level(self._leader)
+
+        def decide() -> list[tuple[str, bytes]]:
+            claims = self._store.claims.of_group(group)
+            topics.extend(topic for name, topic in self._store.state.offsets if name == group)
+            for (topic, queue_id), claim in claims.items():
+                if claim.number > number and claim.member_id:
+                    raise Rejected(
+                        f"group {group} has got a member again: {claim.member_id} has queue {queue_id} of {topic}. "
+                        "Its offsets stay on this shard",
+                        field="group",
+                        limit="a group without members",
+                        found=claim.member_id,
+                    )
+            # Also without any: RocketMQ's file of groups may have it.
+            return self._ending(group, topics, number)
+
+        self._await(self._store.inner_put.put_decided(decide))
+        return topics
+
+    def forget_unused(self, unused_since_ms: int) -> list[str]:
+        """Delete the offsets of groups that have none from after this time, and no claim of a member.
+
+        Returns: the names of the groups. The caller publishes the records.
+        """
+        state = self._store.state
+        old, used = set[str](), set[str]()
+        for name, topic in list(state.offsets):
+            is_old = 0 < state.offset_times_ms.get((name, topic), 0) <= unused_since_ms
+            (old if is_old else used).add(name)
+        return [name for name in sorted(old - used) if self._forget(name, unused_since_ms)]
+
+    def _forget(self, group: str, unused_since_ms: int) -> bool:
+        """Delete the offsets of a group on this shard, if all of them are old and no member has a claim."""
+        note_level(self._leader)
+
+        def decide() -> list[tuple[str, bytes]]:
+            state, claims = self._store.state, self._store.claims.of_group(group)
+            topics = [topic for name, topic in state.offsets if name == group]
+            times = [state.offset_times_ms.get((group, topic), 0) for topic in topics]
+            is_old = bool(topics) and min(times) > 0 and max(times) <= unused_since_ms
+            if not is_old or any(claim.member_id for claim in claims.values()):
+                return []
+            number = max((claim.number for claim in claims.values()), default=0)
+            return self._ending(group, topics, number)
+
+        return self._store.inner_put.put_decided(decide) is not None
+
+    def _ending(self, group: str, topics: Sequence[str], number: int) -> list[tuple[str, bytes]]:
+        """The records that delete what this shard has of a group. Args: `number`: no claim below it is valid again."""
+        records = [(OFFSETS, no_offsets_body(group, topic)) for topic in topics]
+        return [*records, (CLAIM, encoded(ended_value(group, number)))]
+
+    def _check_topic(self, topic: str) -> None:
+        """Raises: Rejected for a topic that was deleted meanwhile: its offsets must not come back. Has the put lock."""
+        if topic not in self._store.state.topics:
+            raise unknown_topic(topic)
+
+    def _await(self, appended: AppendedRows | None) -> None:
+        """Let an answer wait for everything that it rests on: its own record, or earlier ones and a check."""
+        if appended is not None:
+            self._leader.await_promise(appended)
+        else:
+            self._leader.await_promise(AppendedRows.up_to(self._store.log.end))
+            self._leader.await_check()
