@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import queues, replicate
+from benchmarks import groups, queues, replicate
 from benchmarks.floors import Line, at_least, at_most, report
 from benchmarks.rounds import Rounds, lines_of, usual_directory
 
@@ -106,6 +106,48 @@ def test_each_promise_about_replicas_has_a_floor(
     lines = replicate.table(noted(figures | changed))
     assert [line.what for line in lines if line.missed] == missed
     assert sum(line.floor is not None for line in lines) == 7
+
+
+@pytest.mark.parametrize(
+    ("ratios", "missed"),
+    [
+        # 3 % slower at most.
+        ([0.98] * 10, False),
+        # Slower, and the turns are sure of it.
+        ([0.9] * 10, True),
+        # The turns cannot tell.
+        ([0.8, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 1.1, 1.1, 1.1], False),
+    ],
+)
+def test_puts_beside_idle_members_are_slower_by_3_percent_or_not_for_sure(
+    ratios: list[float], missed: bool
+) -> None:
+    figures = {"puts_beside_per_s": ratios, "puts_alone_per_s": [1.0] * 10}
+    (line,) = groups.table(noted(figures))
+    assert line.missed is missed
+
+
+@pytest.mark.parametrize(
+    ("changed", "missed"),
+    [
+        ({}, []),
+        ({"thousand_stable_ms": 6201}, ["1,000 members, 2,000 queues, one joins"]),
+        ({"commit_one_ms": 1.3}, ["a commit of one queue"]),
+        ({"tags_MB": 11}, ["tags, 1 of 100: all messages"]),
+        ({"sql_looked_msg_s": 79}, ["  looked at"]),
+        ({"query_p50_ms": 6}, ["a query by key"]),
+    ],
+)
+def test_each_promise_about_groups_has_a_floor(changed: dict[str, Any], missed: list[str]) -> None:
+    figures: dict[str, Any] = {"put_ms": 1, "commit_one_ms": 1.2, "commit_hundred_ms": 1.5}
+    for name in groups.GROUPS:
+        figures |= {f"{name}_stable_ms": 6200, f"{name}_cpu_ms": 100}
+    figures |= {"idle_percent": 1, "idle_MB": 64, "query_p50_ms": 5}
+    for name, size in (("plain", 100), ("tags", 10), ("sql", 10)):
+        figures |= {f"{name}_MB": size, f"{name}_looked_msg_s": 100}
+    lines = groups.table(noted(figures | changed))
+    assert [line.what for line in lines if line.missed] == missed
+    assert sum(line.floor is not None for line in lines) == 15
 
 
 def test_what_a_process_writes_is_counted(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class ComparedWorld(World):
                 dict(each.revoking),
                 each.facts.instance_id,
                 each.is_replaced,
+                each.is_away,
             )
             for name, each in members.items()
         }

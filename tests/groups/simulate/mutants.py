@@ -119,6 +119,10 @@ def replace_at_once(draft: Any, member_id: str) -> None:
     draft.remove(member_id)
 
 
+def forget_the_heir(draft: Any, member_id: str) -> None:
+    draft.remove(member_id)
+
+
 #: found by random walks
 BY_WALKS = [
     (coordinator, "_has_applied", any_report_releases),
@@ -140,6 +144,9 @@ BY_WALKS = [
     (coordinator, "_replace", replace_at_once),
     (group_member, "BELIEF_PERCENT", 100),
 ]
+
+#: found by the second model of the rules, since no invariant says which queues a member gets
+BY_REFERENCE = [(coordinator, "_remove", forget_the_heir)]
 
 #: what decides on the records and answers of groups
 DECIDING = (coordinator, ClaimTable)

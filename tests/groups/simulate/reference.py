@@ -38,6 +38,7 @@ class Place(NamedTuple):
     owed: dict[QueueKey, int]
     instance: str
     is_replaced: bool
+    is_away: bool = False
 
     @property
     def told(self) -> dict[QueueKey, int]:
@@ -77,6 +78,7 @@ class Recorded:
                 _queues(said.get("revoking", {})),
                 said.get("instance", ""),
                 said.get("replaced", False),
+                said.get("away", False),
             )
         for name in value.get("gone", []):
             self.places.pop(name, None)
@@ -107,6 +109,8 @@ class Reference:
         self.lives: dict[str, Life] = {}
         #: what the step before the assignment must have led to
         self._draft = Recorded()
+        #: a member -> the queues of a process of its instance that this step removes
+        self._inherited: dict[str, set[QueueKey]] = {}
         #: members have come or gone in this step
         self._is_new = True
         #: how many queues each member shall have, until all have been released that others shall have
@@ -134,6 +138,7 @@ class Reference:
         """Decide on heartbeats. The records of the step follow (`take`), then `end`."""
         self._draft, self._beats = self.now.copy(), beats
         self._is_new = self._is_recorded = False
+        self._inherited = {}
         self._refused = {at for at, beat in enumerate(beats) if not self._hears(beat, now_ms)}
         draft = self._draft
         for name in list(draft.places):
@@ -160,18 +165,26 @@ class Reference:
 
         life = self.lives.setdefault(name, Life(now_ms + self._session_ms))
         life.applied = max(life.applied, beat.version)
+        if beat.keeps_place and not draft.places[name].is_away:
+            draft.places[name] = draft.places[name]._replace(is_away=True)
+            self._is_new = True
         self._give_back(name, beat)
         self._looks_at_debts(name, life, now_ms)
         if life.debt and now_ms >= life.debt_ms + self._revoke_ms:
             return False
-        if not draft.places[name].is_replaced:
+        if not (draft.places[name].is_replaced or draft.places[name].is_away):
             life.ends_ms = max(life.ends_ms, now_ms + self._session_ms)
         return True
 
     def _join(self, name: str, instance: str) -> None:
         draft = self._draft
-        for other, place in draft.places.items():
-            if instance and place.instance == instance:
+        for other, place in list(draft.places.items()):
+            if not instance or place.instance != instance:
+                continue
+            if place.is_away and not place.is_replaced:
+                self._inherited[name] = set(place.held)
+                self._remove(other)
+            else:
                 draft.places[other] = place._replace(is_replaced=True)
         self._is_new = True
         draft.number += 1
@@ -186,7 +199,7 @@ class Reference:
             if queue in has:
                 continue
             has_heard = queue in place.owed and beat.version >= place.owed[queue]
-            if has_heard or beat.version == place.version:
+            if has_heard or (beat.version == place.version and not beat.keeps_place):
                 ended.add(queue)
         held = {queue: number for queue, number in place.held.items() if queue not in ended}
         owed = {queue: version for queue, version in place.owed.items() if queue not in ended}
@@ -201,6 +214,10 @@ class Reference:
     def _remove(self, name: str) -> None:
         place = self._draft.places.pop(name, None)
         self._is_new |= place is not None
+        if place is not None and place.is_replaced:
+            for heir, other in self._draft.places.items():
+                if other.instance == place.instance and not other.is_replaced:
+                    self._inherited.setdefault(heir, set()).update(place.held)
         if place is not None and place.instance:
             self._draft.removed = [*self._draft.removed, name][-REMEMBERED:]
 
@@ -223,6 +240,9 @@ class Reference:
                 expect(lost == before.owed.keys(), "a queue moved while others do", name)
             else:
                 expect(len(kept) == min(len(before.held), quota), "moved without need", name)
+            due = self._inherited.get(name, set()) if name in quotas else set()
+            is_kept = len(got & due) == min(len(due), quota - len(kept))
+            expect(is_kept, "the queues of its instance", name, due, got)
             expect(got <= free, "a queue has two owners", name, got - free)
             expect(len(kept) + len(got) <= quota, "more than its share", name, after)
             free -= got
@@ -257,6 +277,8 @@ class Reference:
                     wants[heir] += len(place.held)
         if not wants:
             return {}
+        for heir in wants:
+            wants[heir] += len(self._inherited.get(heir, ()))
 
         least, more = divmod(len(self._queues), len(wants))
         first = sorted(wants, key=lambda name: (-wants[name], name))[:more]

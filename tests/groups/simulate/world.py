@@ -64,6 +64,10 @@ class Bounds:
     network: int = 8
     #: the processes are of one instance
     static: bool = False
+    #: the processes are of so many instances, in turns
+    instances: int = 1
+    #: a process that leaves may have its place kept
+    keeps_places: bool = False
     #: heartbeats may come together in one step
     gathers: bool = False
     #: the clock of process i runs at rates[i % n]
@@ -213,7 +217,7 @@ class World:
     def _make(self, name: str, index: int, joined: int) -> Process:
         facts = MemberFacts(
             TopicSubscription((TOPIC,)),
-            "i" if self.bounds.static else "",
+            f"i{index % self.bounds.instances}" if self.bounds.static else "",
             name,
             SESSION_MS,
             SESSION_MS,
@@ -444,6 +448,14 @@ class World:
         process.state = "gone"
         self.send(Message("beat", name, beat.member_id, beat=beat))
 
+    def go_away(self, name: str) -> None:
+        """Leave, and have the place kept for the next process of the instance."""
+        self.left["leave"] -= 1
+        process = self.processes[name]
+        beat = process.member.leave(keeps_place=True)
+        process.state = "gone"
+        self.send(Message("beat", name, beat.member_id, version=beat.version, beat=beat))
+
     def die(self, name: str) -> None:
         self.left["die"] -= 1
         process = self.processes[name]
@@ -547,6 +559,8 @@ class World:
         for kind, weight in (("hang", 0.4), ("leave", 0.4), ("die", 0.3)):
             if left[kind]:
                 found.append(Event(weight, kind, (name,)))
+        if left["leave"] and self.bounds.keeps_places:
+            found.append(Event(0.6, "go_away", (name,)))
         now_ms = process.now_ms(self.now_ms)
         for key in member.to_claim():
             found.append(Event(3, "claim", (name, key)))

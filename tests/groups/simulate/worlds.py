@@ -15,6 +15,9 @@ WORLDS = {
     "clocks that differ": replace(LONG, rates=(0.95, 1.05)),
     "a long network": replace(LONG, network=30, messages=5),
     "heartbeats that come together": replace(LONG, processes=4, queues=6, network=16, gathers=True),
+    "places that are kept": replace(
+        LONG, processes=4, queues=6, network=12, static=True, instances=2, keeps_places=True
+    ),
 }
 
 #: whole exchanges of two members and a queue
