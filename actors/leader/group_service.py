@@ -259,8 +259,8 @@ class GroupService:
             known = self._store.groups.groups.get(group)
             if known is not None and known.members:
                 raise Rejected(
-                    f"group {group} has {len(known.members)} member(s): close these consumers first. The session of one "
-                    "that was killed ends by itself",
+                    f"group {group} has {len(known.members)} member(s): close these consumers first. The session of "
+                    "one that was killed ends by itself",
                     field="group",
                     limit="a group without members",
                     found=len(known.members),
