@@ -108,6 +108,23 @@ def test_a_frame_comes_back_with_keys_tags_and_offsets(place):
     )
 
 
+def test_a_read_with_a_filter_gets_only_what_it_wants(place):
+    from pyspark.sql import functions as f
+
+    cluster, spark = place
+    cluster.create_topic("filtered", queues=4)
+    frame = numbers(spark, 2_000).withColumn(
+        "tag", f.when(f.col("value").cast("int") % 10 == 0, "tens").otherwise("others")
+    )
+    write(frame, cluster, topic="filtered")
+    tens = [number for number in range(2_000) if number % 10 == 0]
+    assert values(read(spark, cluster, "filtered", tags="tens || hundreds")) == tens
+    assert values(read(spark, cluster, "filtered", sql="TAGS = 'tens'")) == tens
+    assert values(read(spark, cluster, "filtered", tags="hundreds")) == []
+    with pytest.raises(Rejected, match="column|position|character"):
+        read(spark, cluster, "filtered", sql="TAGS = ")
+
+
 def test_the_same_write_again_stores_nothing(place):
     cluster, spark = place
     cluster.create_topic("again", queues=4)
