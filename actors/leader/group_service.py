@@ -203,7 +203,7 @@ class GroupService:
         shown = ", ".join(f"{each} of {members[each].facts.client}" for each in found[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         return Rejected(
-            f"{len(found)} members of group {group} have these queues, such as queue {queue_id} of {topic}: {shown}"
+            f"{len(found)} member(s) of group {group} have these queues, such as queue {queue_id} of {topic}: {shown}"
             f"{more}. Stop them, or take the queues away from them with force (--force)",
             field="force",
             limit="queues that no member has",
@@ -254,8 +254,8 @@ class GroupService:
             known = self._store.groups.groups.get(group)
             if known is not None and known.members:
                 raise Rejected(
-                    f"group {group} has {len(known.members)} members: close these consumers first. The session of one "
-                    "that was killed ends by itself",
+                    f"group {group} has {len(known.members)} member(s): close these consumers first. The session of "
+                    "one that was killed ends by itself",
                     field="group",
                     limit="a group without members",
                     found=len(known.members),

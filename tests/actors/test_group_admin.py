@@ -198,7 +198,7 @@ def end_group(shard: Shard) -> dict[str, Any]:
 
 def test_a_group_with_members_is_not_deleted(shard: Shard):
     ready_member(shard)
-    with pytest.raises(Rejected, match="has 1 members"):
+    with pytest.raises(Rejected, match="has 1 member"):
         end_group(shard)
 
 

@@ -134,7 +134,7 @@ def test_a_reset_under_a_member_needs_force_and_the_member_begins_again(
         before = consumer.assignment()
         words = ("group", "reset", group, "--to", "3")
         assert shell.run(*words) == 2
-        assert "1 members of group" in shell.err
+        assert "1 member(s) of group" in shell.err
         assert "--force" in shell.err
         assert committed(cluster, group) == [MESSAGES] * QUEUES
 
@@ -217,7 +217,7 @@ def test_a_group_is_deleted_when_its_members_have_left(
         read(consumer, QUEUES * MESSAGES)
         consumer.commit()
         assert shell.run("group", "delete", group) == 2
-        assert "has 1 members" in shell.err
+        assert "has 1 member(s)" in shell.err
     assert shell.run("group", "delete", group, "--json") == 0, shell.err
     assert printed(shell) == {"group": group, "topics": ["t"]}
     assert group not in cluster.groups()
