@@ -593,9 +593,8 @@ class Cluster(ClusterHandle):
     def pause_group(self, name: str) -> None:
         """Let the members of a consumer group get no messages until `resume_group`.
 
-        They stay members, keep their queues, and may commit. A member gets messages until its belief to have its queues
-        ends, which is 0.9 of its `session_timeout_s` after its last heartbeat before the pause. A consumer that joins a
-        paused group gets no queues yet. The pause holds over restarts and new leaders.
+        They stay members, keep their queues, and may commit. A member hears of it with its next heartbeat, at most 3 s
+        later. A consumer that joins a paused group gets no queues yet. The pause holds over restarts and new leaders.
 
         Durable: at return.
 

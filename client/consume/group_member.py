@@ -35,6 +35,8 @@ class GroupMember:
         self.believes_until_ms: int | None = None
         #: a newer process of its instance has joined
         self.is_replaced = False
+        #: an operator has paused the group
+        self.is_paused = False
         self._is_fenced = False
 
     # --- heartbeats -------------------------------------------------------------------------------
@@ -67,6 +69,7 @@ class GroupMember:
         if self.believes_until_ms is None or believes_until_ms > self.believes_until_ms:
             self.believes_until_ms = believes_until_ms
         self.is_replaced = self.is_replaced or answer.is_replaced
+        self.is_paused = answer.is_paused
         if answer.assignment is None or not self._is_newer(answer.version):
             return
 
@@ -140,7 +143,7 @@ class GroupMember:
 
     def may_read(self, key: QueueKey, now_ms: int) -> bool:
         """Whether messages of a queue may be returned to the program."""
-        return key in self.claimed and self.believes(now_ms)
+        return key in self.claimed and not self.is_paused and self.believes(now_ms)
 
     def commit_numbers(self, keys: Iterable[QueueKey]) -> Mapping[QueueKey, int]:
         """The numbers under which offsets are committed: of queues that it reads, and of those to release."""
