@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Rejected, TopicMissing
 from raymq.store.queues.expression_filter import expression_filter
 from raymq.store.records.producer_stamp import PRODUCER_MAX
 from raymq.store.records.requests import FetchRequest, MessageSelector
@@ -62,9 +62,9 @@ def check_name(field: str, value: object) -> str:
 
 
 def check_known(topic: object, known: Collection[str]) -> str:
-    """Raises: Rejected for a topic that does not exist."""
+    """Raises: TopicMissing for a topic that does not exist."""
     if type(topic) is not str or topic not in known:
-        raise Rejected(
+        raise TopicMissing(
             f"topic {shown(topic)} does not exist",
             field="topic",
             limit="an existing topic",

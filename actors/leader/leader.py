@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raymq.actors.api.call_arguments import check_integer, check_known
+from raymq.actors.api.call_arguments import check_integer
 from raymq.actors.api.operations import call_leader
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.api.status_rows import LeadingRow
@@ -27,6 +27,8 @@ from raymq.store.base.errors import (
     OffsetOutOfRange,
     RayMQError,
     StorageFull,
+    TopicDeleted,
+    TopicMissing,
     Unavailable,
 )
 from raymq.store.base.status import PutStatus
@@ -35,7 +37,7 @@ from raymq.store.delay.timer_cancel import CancelledTimer
 from raymq.store.log.clean import CleanService
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
-from raymq.store.state.topics import deleted_topic_error
+from raymq.store.state.topics import deleted_topic_error, unknown_topic
 
 from .appender import AppendedPut, Appender
 from .delays import Delays
@@ -359,7 +361,7 @@ class Leader(ReplicaRole):
         topics = self.store.state.topics
         gone: list[FetchSlice] = []
         for topic, offsets in request.by_topic():
-            error = deleted_topic_error(self.store.state, topic, request.generation(topic))
+            error = self._topic_error(topic, request.generation(topic))
             if error is not None:
                 shown = "" if topic == request.topic else topic
                 gone += [
@@ -367,12 +369,13 @@ class Leader(ReplicaRole):
                     for queue_id, at in offsets.items()
                 ]
                 continue
-            info = topics[check_known(topic, topics)]
+            info = topics[topic]
             for queue_id in offsets:
                 if not 0 <= queue_id < info.queues:
                     check_integer("offsets", queue_id, 0, info.queues - 1)
         if gone:
-            # The next fetch comes without these queues.
+            # The next fetch comes without these queues. Another leader may have a longer log.
+            self.await_check()
             return gone
         found = self._dispatcher.fetch(request)
         if any(isinstance(part.error, OffsetOutOfRange) for part in found):
@@ -381,6 +384,17 @@ class Leader(ReplicaRole):
         if request.seen_epoch is None:
             return found
         return [part._replace(epoch=epoch) for part in found]
+
+    def _topic_error(self, topic: str, generation: int) -> TopicMissing | TopicDeleted | None:
+        """Why a topic cannot be read; None: it can. Raises: Unavailable while its deletion is not confirmed."""
+        state = self.store.state
+        error = deleted_topic_error(state, topic, generation)
+        if error is None and topic not in state.topics:
+            return unknown_topic(topic)
+        if error is not None and self.store.topics.end_of(topic) > self.visible_end:
+            fault = f"topic {topic} is being deleted; ask again"
+            raise Unavailable(fault, field="topic")
+        return error
 
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """See `ReplicaRole.call`. `operations.scope.LeaderScope` is this leader."""

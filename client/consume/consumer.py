@@ -33,7 +33,7 @@ from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, TopicWithOtherQueues
+from raymq.store.base.errors import Rejected, TopicMissing, TopicWithOtherQueues, Unavailable
 from raymq.store.base.format import check_group_name
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic
 
@@ -48,8 +48,8 @@ from .wanted_topics import TopicChoice, WantedTopics
 
 #: messages that iteration takes at a time
 ITERATED_TOGETHER = 500
-#: how often to look whether there is another topic with the name of a deleted one
-DELETED_AGAIN_S = 1.0
+#: how often to look whether there is another topic with the name of a deleted one: at first, and later
+DELETED_AGAIN_S, DELETED_AGAIN_S_MAX = 1.0, 30.0
 
 
 class Consumer(OpenClient):
@@ -168,7 +168,7 @@ class Consumer(OpenClient):
         self._routes = Routes.of(cluster)
         #: for topics that come later
         self._start = config.start
-        self._look_again_s = 0.0
+        self._look_again_s, self._look_again_pause_s = 0.0, DELETED_AGAIN_S
         self._routes.topics.look_again(self._wanted.names)
         self._starts = StartOffsets(self._routes, config.group)
         #: topic -> its queues that are read, if that are all
@@ -280,7 +280,8 @@ class Consumer(OpenClient):
         """The same with the queues' ids as keys, unless there may be several topics."""
         if self._wanted.single is None:
             return dict(values)
-        return {queue_id: value for (_, queue_id), value in values.items()}
+        # Another thread may add queues.
+        return {queue_id: value for (_, queue_id), value in dict(values).items()}
 
     def _weakly(self) -> Callable[[], None]:
         """A call of `_read_added` that does not keep this consumer alive: readers run until it is collected."""
@@ -311,6 +312,9 @@ class Consumer(OpenClient):
         committed: dict[int, int] = {}
         if self.group is not None:
             committed = self._starts.committed(route.name, map(route.shard_of, added))
+        if route.generation:
+            # An earlier topic of this name had the offsets before.
+            committed = self._starts.first_offsets(route, added) | committed
         begins = {(route.name, queue_id): committed.get(queue_id, 0) for queue_id in added}
 
         state = self._assigned.state
@@ -375,7 +379,13 @@ class Consumer(OpenClient):
     def _values_of(self, topic: str) -> TopicValues:
         """How a topic's messages are typed, as it was when this consumer first asked."""
         if topic not in self._values:
-            self._values[topic] = self._routes.topics.find(topic).values
+            try:
+                self._values[topic] = self._routes.topics.find(topic).values
+            except TopicMissing:
+                if topic == self._wanted.single:
+                    raise
+                # It was deleted, and what was read ahead is left.
+                return TopicValues("")
         return self._values[topic]
 
     def batches(self, max_records: int = 500) -> Iterator[list[ReceivedMessage]]:
@@ -465,6 +475,9 @@ class Consumer(OpenClient):
         self._check_process()
         if self._assigned.state.deleted and self.steps_by_itself:
             self._begin_deleted_again()
+        if self._wanted.pattern and (self.steps_by_itself or self._routes.transport != "ray"):
+            # Without any topic there is no reader that does it.
+            self._assigned.state.look_for_queues()
         member = self._member
         if member is None:
             return self._assigned.take(taken, max_records, timeout_s, ready_only=ready_only)
@@ -537,17 +550,21 @@ class Consumer(OpenClient):
         """Read topics that were made with the names of deleted ones, from their beginning. Raises: RayMQError."""
         if self._clock.monotonic() < self._look_again_s:
             return
-        self._look_again_s = self._clock.monotonic() + DELETED_AGAIN_S
         with self._assigned.state.changed:
             deleted = sorted(self._assigned.state.deleted)
         for topic in {topic for topic, _ in deleted}:
             try:
                 route = self._routes.topics.find(topic)
-            except Rejected:
-                # There is none yet. A group takes the queues back meanwhile.
+                keys = [key for key in deleted if key[0] == topic and key[1] < route.queues]
+                begins = self._begin(keys, self._start)
+            except (TopicMissing, Unavailable):
+                # There is none yet, or not everywhere. A group takes the queues back meanwhile.
                 continue
-            keys = [key for key in deleted if key[0] == topic and key[1] < route.queues]
-            self._assigned.begin_again(topic, self._begin(keys, self._start))
+            self._assigned.begin_again(topic, begins)
+            self._values.pop(topic, None)
+            self._look_again_pause_s = DELETED_AGAIN_S
+        self._look_again_s = self._clock.monotonic() + self._look_again_pause_s
+        self._look_again_pause_s = min(2 * self._look_again_pause_s, DELETED_AGAIN_S_MAX)
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Register a listener that any thread calls after a fetch, a failure or the end. It must not block."""
@@ -696,6 +713,8 @@ class Consumer(OpenClient):
         self.end_consumed()
         if offsets is None:
             wanted = dict(self._uncommitted())
+            for key in list(self._assigned.state.deleted):
+                wanted.pop(key, None)
         else:
             wanted = {self._key_of(queue): offset for queue, offset in offsets.items()}
         check_offsets({key[1]: offset for key, offset in wanted.items()})
@@ -709,7 +728,11 @@ class Consumer(OpenClient):
             own[str(key[1])] = int(offset)
         for (shard, topic), own in sorted(calls.items(), key=lambda call: call[0]):
             arguments = {"group": self.group, "topic": topic, "offsets": own}
-            self._routes.call(shard, "commit_offsets", arguments)
+            try:
+                self._routes.call(shard, "commit_offsets", arguments)
+            except TopicMissing:
+                if not self._assigned.state.passes_over_deleted:
+                    raise
 
     def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
         """Send a message that could not be processed back: it comes again in topic %RETRY%<group>, after a delay.

@@ -8,13 +8,13 @@ from functools import partial
 from raymq.client.transport.ask import LEADER_TIMEOUT_S
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected, TopicMissing, Unavailable
 from raymq.store.groups.members import TopicSubscription
 from raymq.store.state.topics import QueueKey
 
 from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, QueuesCallback
-from .membership import Membership, fenced_error, unavailable
+from .membership import Claimed, Membership, fenced_error, unavailable
 
 #: how often a consumer that cannot know its queues looks whether it can again
 UNCERTAIN_WAIT_S = 0.1
@@ -40,6 +40,8 @@ class MemberQueues:
         self._routes = routes
         self._group = config.group or ""
         self._assigned = assigned
+        #: a topic of a pattern may go
+        self._passes_over_deleted = assigned.state.passes_over_deleted
         self._begin = begin
         self.on_assigned: QueuesCallback | None = config.on_assigned
         self.on_revoked: QueuesCallback | None = config.on_revoked
@@ -127,12 +129,16 @@ class MemberQueues:
         claimed = self.membership.take_claimed()
         if not claimed:
             return []
-        begins = {key: each.offset for key, each in claimed.items() if each.offset is not None}
-        missing = sorted(key for key in claimed if key not in begins)
         try:
-            if missing:
-                begins |= self._begin(missing)
-            self._assigned.add(begins, partial(_shard_of, self._routes))
+            begins = self._begins_of(claimed)
+            shards = {key: _shard_of(self._routes, key) for key in begins}
+            self._assigned.add(begins, shards.__getitem__)
+        except TopicMissing:
+            # A topic was deleted, or is not on all shards yet: its queues are granted again, if there are any.
+            self.membership.return_claimed(claimed)
+            for key, each in claimed.items():
+                self.membership.lose(key, each.number)
+            return []
         except Rejected as error:
             self.membership.fail(error)
             raise
@@ -141,6 +147,14 @@ class MemberQueues:
             self.membership.return_claimed(claimed)
             raise
         return sorted(claimed)
+
+    def _begins_of(self, claimed: Mapping[QueueKey, Claimed]) -> dict[QueueKey, int]:
+        """Where claimed queues begin. Raises: RayMQError."""
+        # A topic may have been deleted and made again since the group had its queues here.
+        self._routes.topics.look_again({topic for topic, _ in claimed})
+        begins = {key: each.offset for key, each in claimed.items() if each.offset is not None}
+        missing = sorted(key for key in claimed if key not in begins)
+        return begins | self._begin(missing) if missing else begins
 
     def check_failure(self) -> None:
         """Raises: why this membership is over."""
@@ -174,16 +188,29 @@ class MemberQueues:
         fenced = offsets.keys() - numbers.keys()
         calls: dict[tuple[int, str], list[QueueKey]] = {}
         for key in sorted(numbers):
-            calls.setdefault((_shard_of(self._routes, key), key[0]), []).append(key)
+            try:
+                calls.setdefault((_shard_of(self._routes, key), key[0]), []).append(key)
+            except TopicMissing:
+                if not self._passes_over_deleted:
+                    raise
 
+        failed: RayMQError | None = None
         for (shard, topic), queues in calls.items():
             arguments = self._commit_arguments(topic, queues, offsets, numbers)
-            answer = self._routes.call(shard, "commit_offsets", arguments)
+            try:
+                answer = self._routes.call(shard, "commit_offsets", arguments)
+            except RayMQError as error:
+                # The offsets of the others are stored. Those of a deleted topic mean nothing.
+                if not (isinstance(error, TopicMissing) and self._passes_over_deleted):
+                    failed = failed or error
+                continue
             refused = {(topic, int(queue_id)) for queue_id in answer["fenced"]}
             self._sought -= set(queues) - refused
             for key in refused:
                 self.membership.lose(key, numbers[key])
             fenced |= refused
+        if failed is not None:
+            raise failed
         if fenced:
             raise fenced_error(self._group, fenced)
 

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from raymq.client.client_thread import ClientThread, join_at_close
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Bug, Fenced, InstanceReplaced, RayMQError, Unavailable
+from raymq.store.base.errors import (
+    Bug,
+    Fenced,
+    InstanceReplaced,
+    RayMQError,
+    TopicMissing,
+    Unavailable,
+)
 from raymq.store.groups.heartbeat import Beat, BeatAnswer, JoinRequest, pack_beat
 from raymq.store.groups.members import MemberFacts, TopicSubscription
 from raymq.store.state.topics import QueueKey
@@ -267,7 +274,8 @@ class Membership:
                     self._changed.wait_for(lambda: self.is_over, CLAIM_RETRY_S)
                 if failed is not None:
                     self.trouble = failed
-                    if not failed.retriable:
+                    # A topic is made, and deleted, on one shard after the other.
+                    if not failed.retriable and not isinstance(failed, TopicMissing):
                         self.failure, self.due_ms = failed, None
                     self._notify()
                     self._changed.wait_for(lambda: self.is_over, CLAIM_RETRY_S)
@@ -276,11 +284,14 @@ class Membership:
         self, member: GroupMember, wanted: Mapping[QueueKey, int], version: int
     ) -> RayMQError | None:
         """Claim queues at their shards. Returns: why some could not be claimed."""
+        failed: RayMQError | None = None
         calls: dict[tuple[int, str], dict[int, int]] = {}
         for key, number in wanted.items():
-            calls.setdefault((self._shard_of(key), key[0]), {})[key[1]] = number
+            try:
+                calls.setdefault((self._shard_of(key), key[0]), {})[key[1]] = number
+            except RayMQError as error:
+                failed = error
 
-        failed: RayMQError | None = None
         for (shard, topic), numbers in calls.items():
             arguments = {
                 "group": self.group,
@@ -418,19 +429,18 @@ class Membership:
             member_id = self._member.member_id
         self._heartbeats.remove(self)
         join_at_close(self._claims, self._routes.transport)
-        try:
-            self._release_claims(member_id, claimed)
+        self._release_claims(member_id, claimed)
+        # If it is lost, the members that stay get its queues when its session is over.
+        with contextlib.suppress(RayMQError):
             beats = {"beats": [pack_beat(self.group, beat)]}
             self._routes.call(self._coordinator, "group_beat", beats, LEAVE_TIMEOUT_S)
-        except RayMQError:
-            # The members that stay get its queues when its session is over.
-            return
 
     def _release_claims(self, member_id: str, claimed: Mapping[QueueKey, int]) -> None:
-        """Let consumers that are no members commit these queues' offsets again. Raises: RayMQError."""
+        """Let consumers that are no members commit these queues' offsets again. A failure is passed over."""
         calls: dict[tuple[int, str], dict[int, int]] = {}
         for key, number in claimed.items():
-            calls.setdefault((self._shard_of(key), key[0]), {})[key[1]] = number
+            with contextlib.suppress(RayMQError):
+                calls.setdefault((self._shard_of(key), key[0]), {})[key[1]] = number
         for (shard, topic), numbers in calls.items():
             arguments = {
                 "group": self.group,
@@ -438,7 +448,8 @@ class Membership:
                 "member": member_id,
                 "numbers": _as_json(numbers),
             }
-            self._routes.call(shard, "release_claims", arguments, LEAVE_TIMEOUT_S)
+            with contextlib.suppress(RayMQError):
+                self._routes.call(shard, "release_claims", arguments, LEAVE_TIMEOUT_S)
 
 
 def _as_json(numbers: Mapping[int, int]) -> dict[str, int]:

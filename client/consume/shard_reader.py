@@ -16,7 +16,7 @@ from raymq.client.transport.fetch_thread import FetchThread
 from raymq.client.transport.nearest import NearestReplicas
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, TopicDeleted, Unavailable
+from raymq.store.base.errors import RayMQError, TopicDeleted, TopicMissing, Unavailable
 from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
 from raymq.store.state.topics import QueueKey
 
@@ -185,8 +185,8 @@ class ShardReader(FetchThread):
             wanted = self._wanted()
         if wanted:
             stream.fetch(self._request(wanted, 1, 0))
-            with state.changed:
-                state.down.pop(self.shard, None)
+        with state.changed:
+            state.down.pop(self.shard, None)
 
     def _take(self, part: FetchSlice, key: QueueKey, wanted: dict[QueueKey, int]) -> None:
         """Store the answer for one queue, unless a seek or a pause has made it obsolete. Needs the lock."""
@@ -198,7 +198,7 @@ class ShardReader(FetchThread):
 
         if part.error is not None or part.records is None:
             del state.fetch_from[key]
-            if isinstance(part.error, TopicDeleted):
+            if isinstance(part.error, (TopicMissing, TopicDeleted)):
                 self._routes.topics.forget([key[0]])
                 if state.passes_over_deleted:
                     state.deleted.add(key)
@@ -234,7 +234,9 @@ class ShardReader(FetchThread):
             if state.closed or (stream is not None and self._stream is not stream):
                 return False
             if error.retriable or moved(error):
-                state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
+                if self._wanted():
+                    # Otherwise this consumer does not need it.
+                    state.down.setdefault(self.shard, (self._clock.monotonic_ms(), error))
                 state.notify()
                 if not self._routes.fails_over:
                     return True

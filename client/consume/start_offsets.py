@@ -48,7 +48,7 @@ class StartOffsets:
         if committed:
             # The group, if not this consumer of it, has read the topic before it got these queues.
             added = [each for each in queues if each >= route.first_queues]
-            found = self._first_offsets(route, added) | found
+            found = self.first_offsets(route, added) | found
         missing = [queue_id for queue_id in queues if queue_id not in found]
         if not missing:
             return Begins(found, set())
@@ -92,7 +92,7 @@ class StartOffsets:
             found.update({int(queue_id): (low, high) for queue_id, (low, high) in answer.items()})
         return found
 
-    def _first_offsets(self, route: TopicRoute, queues: list[int]) -> dict[int, int]:
+    def first_offsets(self, route: TopicRoute, queues: list[int]) -> dict[int, int]:
         """queue_id -> offset of the first message of each of these queues."""
         if not queues:
             return {}

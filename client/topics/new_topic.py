@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.client.arguments import plain_int
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, TopicOnOtherShards
+from raymq.store.base.errors import DeliveryUnknown, TopicDeleted, TopicOnOtherShards
 from raymq.store.state.shard_state import CLEANUP_POLICY, COMPACTION
 from raymq.store.state.topic_schema import ALLOWED, NULL_VALUES, SCHEMA
 
@@ -74,11 +74,15 @@ def create_everywhere(
             # It exists, with everything the same but its shards: it is older than some. Or this handle is.
             arguments = {**arguments, "shards": error.shards}
             continue
+        except TopicDeleted:
+            # Another program deletes it at the same time.
+            arguments = {key: arguments[key] for key in arguments if key != "generation"}
+            made, shard = False, 0
+            continue
 
         made |= bool(answer["created"]) or was_unknown
-        if answer.get("generation"):
-            # The others may have missed a deletion.
-            arguments = {**arguments, "generation": answer["generation"]}
+        # The others may have missed a deletion.
+        arguments = {**arguments, "generation": int(answer.get("generation", 0))}
         cluster.learn_shards(int(answer.get("shards", 0)))
         shard += 1
     return made

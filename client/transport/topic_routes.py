@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from raymq.client.arguments import check_number
 from raymq.client.messages.topic_values import TopicValues
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import RayMQError, Rejected, TopicMissing, Unavailable
 from raymq.store.base.format import check_topic_name
 from raymq.store.state.topics import refuse_system_topic
 
@@ -150,10 +150,11 @@ class TopicRoutes:
 
     def matching(self, is_wanted: Callable[[str], bool]) -> list[str]:
         """The names of topics, ascending, as the cluster has them now. Raises: Unavailable."""
-        self.note(self._routes.first("topics", {}, CALL_TIMEOUT_S))
-        if self._routes.fails_over:
-            self._ask_leaders()
-        return sorted(name for name in self._topics if is_wanted(name))
+        # The first shard is the first one that makes a topic, and that deletes it.
+        found = self._routes.call(0, "topics", {}, CALL_TIMEOUT_S)
+        self.forget(self._topics.keys() - found.keys())
+        self.note(found)
+        return sorted(name for name in found if name in self._topics and is_wanted(name))
 
     def find(self, name: str, *, follow_s: float | None = None) -> TopicRoute:
         """A topic's queues.
@@ -185,7 +186,7 @@ class TopicRoutes:
         if route is None:
             check_topic_name(name)
             refuse_system_topic(name)
-            raise Rejected(
+            raise TopicMissing(
                 f"topic {name!r} does not exist; create it first: "
                 f"cluster.create_topic({name!r}) or `raymq topic create {shlex.quote(name)}`",
                 field="topic",

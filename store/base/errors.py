@@ -143,6 +143,10 @@ class TopicWithOtherQueues(Rejected):
     """The topic exists with another number of queues. Fields: queues."""
 
 
+class TopicMissing(Rejected):
+    """The topic does not exist, or not on this shard yet."""
+
+
 class TopicDeleted(Rejected):
     """The topic was deleted since the reader began; there may be another one of its name."""
 

@@ -11,6 +11,7 @@ from raymq.store.base import format as fmt
 from raymq.store.base.errors import (
     Rejected,
     TopicDeleted,
+    TopicMissing,
     TopicOnOtherShards,
     TopicWithOtherQueues,
     Unavailable,
@@ -215,12 +216,12 @@ def check_target(topic: str, queue_id: int, known: Mapping[str, TopicInfo]) -> N
         )
 
 
-def unknown_topic(topic: str) -> Rejected:
+def unknown_topic(topic: str) -> TopicMissing:
     """The refusal of a topic that does not exist."""
     fault = (
         f"topic {topic} does not exist; create it first (`raymq topic create {shlex.quote(topic)}`)"
     )
-    return Rejected(fault, field="topic", limit="an existing topic")
+    return TopicMissing(fault, field="topic", limit="an existing topic")
 
 
 def deleted_topic_error(state: ShardState, topic: str, generation: int) -> TopicDeleted | None:

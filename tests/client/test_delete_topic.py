@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import raymq
+from raymq.client.topics.delete_topic import delete_topic
+from raymq.client.transport import topic_routes
 from raymq.cluster.cluster import Cluster
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, TopicDeleted, Unavailable
 from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedCluster
@@ -218,3 +220,91 @@ def test_what_is_no_topic_of_users_is_not_deleted(cluster: Cluster, name: Any) -
     with pytest.raises(Rejected) as raised:
         cluster.delete_topic(name)
     assert raised.value.fields["field"] == "topic"
+
+
+def test_a_topic_that_is_not_on_all_shards_yet_is_waited_for(served: ServedCluster) -> None:
+    cluster = served.cluster
+    cluster.create_topic("logs-a", queues=2)
+    options: Any = {"start": "earliest", "session_timeout_s": 1}
+    with cluster.consumer(raymq.matching("logs-*"), group="g", **options) as member:
+        # Its creation ended after the first shard.
+        wanted = {"name": "logs-b", "queues": 2, "shards": [0, 1]}
+        cluster.call(0, "create_topic", wanted)
+        found: list[bytes] = []
+
+        def poll() -> None:
+            found.extend(message.body for message in member.poll(10, 0.1))
+
+        until(lambda: ("logs-b", 0) in member.assignment(), poll)
+        assert ("logs-b", 1) not in member.assignment()
+        cluster.create_topic("logs-b", queues=2)
+        for queue_id in range(2):
+            send(cluster, "logs-b", queue_id, b"%d" % queue_id)
+        until(lambda: sorted(found) == [b"0", b"1"], poll)
+
+
+def test_a_pattern_without_any_topic_waits_for_the_first_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_routes, "TOPICS_AGE_S", 0.0)
+    found: list[bytes] = []
+    with cluster.consumer(raymq.matching("logs-*")) as consumer:
+        assert consumer.poll(10, 0) == []
+        cluster.create_topic("logs-a", queues=1)
+        send(cluster, "logs-a", 0, b"a")
+        until(
+            lambda: found == [b"a"],
+            lambda: found.extend(message.body for message in consumer.poll(10, 0.1)),
+        )
+
+
+def test_a_name_that_had_a_topic_before_is_read_from_its_first_message(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_routes, "TOPICS_AGE_S", 0.0)
+    cluster.create_topic("logs-a", queues=1)
+    send(cluster, "logs-a", 0, b"old", b"old")
+    cluster.delete_topic("logs-a")
+    found: list[bytes] = []
+    with cluster.consumer(raymq.matching("logs-*")) as consumer:
+        cluster.create_topic("logs-a", queues=1)
+        send(cluster, "logs-a", 0, b"new")
+        until(
+            lambda: found == [b"new"],
+            lambda: found.extend(message.body for message in consumer.poll(10, 0.1)),
+        )
+
+
+def test_a_commit_leaves_out_what_was_deleted(cluster: Cluster) -> None:
+    for name in ("logs-a", "logs-b"):
+        cluster.create_topic(name, queues=1)
+        send(cluster, name, 0, b"x")
+    options: Any = {"start": "earliest", "session_timeout_s": 1}
+    with cluster.consumer(raymq.matching("logs-*"), group="g", **options) as member:
+        found: list[bytes] = []
+        until(
+            lambda: len(found) == 2,
+            lambda: found.extend(message.body for message in member.poll(10, 0.1)),
+        )
+        cluster.delete_topic("logs-a")
+        member.commit()
+        assert member.committed() == {("logs-b", 0): 1}
+
+
+def test_a_creation_that_meets_a_deletion_begins_again(served: ServedCluster) -> None:
+    cluster = served.cluster
+    cluster.create_topic("t", queues=2)
+    real, calls = cluster.call, []
+
+    def call(shard: int, op: str, arguments: Any, **options: Any) -> Any:
+        if op == "create_topic":
+            calls.append(shard)
+            if len(calls) == 2:
+                # Another program, between the two shards.
+                delete_topic(cluster, "t")
+        return real(shard, op, arguments, **options)
+
+    cluster.call = call  # type: ignore[method-assign]
+    cluster.create_topic("t", queues=2)
+    assert calls == [0, 1, 0, 1]
+    assert [cluster.call(shard, "topics", {})["t"]["generation"] for shard in range(2)] == [1, 1]

@@ -64,7 +64,6 @@ def release_claims(
     """End the claims of a member that leaves its group."""
     leader.check_serving()
     check_group_name(group)
-    topic_of(leader, topic)
     leader.claims.release(group, topic, member, numbers)
     return {}
 

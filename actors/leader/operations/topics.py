@@ -12,7 +12,7 @@ from raymq.actors.api.operations import (
     optional,
     unnamed,
 )
-from raymq.store.base.errors import TopicOnOtherShards
+from raymq.store.base.errors import TopicDeleted, TopicOnOtherShards
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.features import DELETED_TOPICS_LEVEL
 from raymq.store.state.topics import QUEUES_MAX
@@ -29,15 +29,24 @@ def create_topic(
     on_all: bool = False,
     former_queues: list[int] | None = None,
     hidden_queues: int = 0,
-    generation: int = 0,
+    generation: int | None = None,
 ) -> dict[str, object]:
     """Create a topic.
 
     Args: `on_all`: a new one must be on all shards. `former_queues`, `hidden_queues`: of a topic that has got
     queues on other shards. `generation`: how often topics of this name were deleted elsewhere: this shard first does
-    what it has missed. Raises: Rejected naming the shards, for a caller that is older.
+    what it has missed. Raises: Rejected naming the shards, for a caller that is older; TopicDeleted for one that began
+    before the name was deleted here.
     """
     leader.check_serving()
+    here = leader.store.state.generation(name)
+    if generation is not None and generation < here:
+        raise TopicDeleted(
+            f"topic {name} was deleted while it was created; create it again",
+            field="topic",
+            limit=here,
+            found=generation,
+        )
     if generation:
         _delete(leader, name, generation)
     joined = list(range(joined_shards(leader)))
@@ -60,8 +69,7 @@ def create_topic(
     )
     created = _await_topic(leader, name, appended)
     answer: dict[str, object] = {"created": created, "shards": joined_shards(leader)}
-    generation = leader.store.state.generation(name)
-    return {**answer, "generation": generation} if generation else answer
+    return {**answer, "generation": leader.store.state.generation(name)}
 
 
 def delete_topic(leader: LeaderScope, name: str, generation: int = 0) -> dict[str, object]:
