@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raymq.actors.api.call_arguments import check_integer
+from raymq.actors.api.call_arguments import check_integer, check_known
 from raymq.actors.api.operations import call_leader
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.api.status_rows import LeadingRow
@@ -37,7 +37,7 @@ from raymq.store.delay.timer_cancel import CancelledTimer
 from raymq.store.log.clean import CleanService
 from raymq.store.put.small_unit import CheckedPut
 from raymq.store.records.requests import AppendedRows, FetchRequest, FetchSlice, PutRequest
-from raymq.store.state.topics import deleted_topic_error, unknown_topic
+from raymq.store.state.topics import deleted_topic_error
 
 from .appender import AppendedPut, Appender
 from .delays import Delays
@@ -361,7 +361,7 @@ class Leader(ReplicaRole):
         topics = self.store.state.topics
         gone: list[FetchSlice] = []
         for topic, offsets in request.by_topic():
-            error = self._topic_error(topic, request.generation(topic))
+            error = self._topic_error(topic, request)
             if error is not None:
                 shown = "" if topic == request.topic else topic
                 gone += [
@@ -385,12 +385,20 @@ class Leader(ReplicaRole):
             return found
         return [part._replace(epoch=epoch) for part in found]
 
-    def _topic_error(self, topic: str, generation: int) -> TopicMissing | TopicDeleted | None:
-        """Why a topic cannot be read; None: it can. Raises: Unavailable while its deletion is not confirmed."""
+    def _topic_error(self, topic: str, request: FetchRequest) -> TopicMissing | TopicDeleted | None:
+        """Why one of the topics of a fetch cannot be read; None: it can.
+
+        Raises: Unavailable while its deletion is not confirmed; TopicMissing for the only topic.
+        """
         state = self.store.state
-        error = deleted_topic_error(state, topic, generation)
-        if error is None and topic not in state.topics:
-            return unknown_topic(topic)
+        error = deleted_topic_error(state, topic, request.generation(topic))
+        if error is None:
+            try:
+                check_known(topic, state.topics)
+            except TopicMissing as missing:
+                if request.others is None:
+                    raise
+                return missing
         if error is not None and self.store.topics.end_of(topic) > self.visible_end:
             fault = f"topic {topic} is being deleted; ask again"
             raise Unavailable(fault, field="topic")

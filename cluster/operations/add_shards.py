@@ -246,7 +246,9 @@ class _Calls:
                     arguments = {key: value for key, value in facts.items() if value}
                     self._call(shard, "create_topic", {"name": name, **arguments})
                 elif _progress(have[name]) < _progress(facts):
-                    arguments = {key: facts[key] for key in facts if key != "attributes"}
+                    arguments = {
+                        key: facts[key] for key in facts if key not in ("attributes", "generation")
+                    }
                     arguments["are_hidden"] = bool(facts["hidden_queues"])
                     self._call(shard, "add_queues", {"name": name, **arguments})
                 have[name] = facts

@@ -58,18 +58,19 @@ def note_shards(leader: LeaderScope, known: int, joined: int) -> dict[str, objec
 
     # The record of an earlier call may still wait for a follower that is away, and so may topics.
     leader.await_promise(AppendedRows.up_to(leader.store.log.end))
-    topics = {
+    topics: dict[str, dict[str, Any]] = {
         info.name: {
             "queues": info.queues,
             "shards": list(info.shards),
             "attributes": dict(info.attributes),
             "former_queues": list(info.former_queues),
-            "generation": leader.store.state.generation(info.name),
             "hidden_queues": info.hidden_queues,
         }
         for info in list(leader.store.state.topics.values())
         if not is_system_topic(info.name)
     }
+    for name in topics.keys() & leader.store.state.deleted_topics.keys():
+        topics[name]["generation"] = leader.store.state.generation(name)
     return {"topics": topics}
 
 

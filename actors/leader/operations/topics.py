@@ -69,7 +69,8 @@ def create_topic(
     )
     created = _await_topic(leader, name, appended)
     answer: dict[str, object] = {"created": created, "shards": joined_shards(leader)}
-    return {**answer, "generation": leader.store.state.generation(name)}
+    generation = leader.store.state.generation(name)
+    return {**answer, "generation": generation} if generation else answer
 
 
 def delete_topic(leader: LeaderScope, name: str, generation: int = 0) -> dict[str, object]:
