@@ -6,7 +6,6 @@ A record holds a whole value, never a change: applied twice, it changes nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -50,12 +49,34 @@ def matches(topic: str, pattern: str) -> bool:
     """Whether a topic is one of a pattern's. Topics of messages that were sent back must be named with their `%`."""
     if is_system_topic(topic) or (topic.startswith("%") and not pattern.startswith("%")):
         return False
-    return _compiled(pattern).fullmatch(topic) is not None
+    return _fits(topic, _parts(pattern))
+
+
+def _fits(topic: str, parts: Sequence[str]) -> bool:
+    """Whether a name has these parts in this order, the first at its start and the last at its end.
+
+    Each part is taken where it comes first. So the cost is linear: a regular expression would try all places, and a
+    hostile pattern takes years then.
+    """
+    first, *between = parts
+    if not between:
+        return topic == first
+
+    last = between.pop()
+    at, end = len(first), len(topic) - len(last)
+    if at > end or not topic.startswith(first) or not topic.endswith(last):
+        return False
+    for part in between:
+        found = topic.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))))
+def _parts(pattern: str) -> tuple[str, ...]:
+    return tuple(pattern.split("*"))
 
 
 class MemberFacts(NamedTuple):

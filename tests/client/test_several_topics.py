@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -270,6 +273,22 @@ def test_a_wrong_pattern_is_refused(pattern: Any) -> None:
 def test_what_a_pattern_matches(topic: str, pattern: str, expected: bool) -> None:
     assert matches(topic, pattern) is expected
     assert WantedTopics(raymq.matching(pattern)).has(topic) is expected
+
+
+def test_a_hostile_pattern_costs_as_little_as_another() -> None:
+    pattern = "*a" * 60 + "*b"
+    began = time.process_time()
+    assert not matches("a" * 127, pattern)
+    assert matches("a" * 126 + "b", pattern)
+    assert time.process_time() - began < 0.1
+
+
+def test_random_patterns_match_what_fnmatch_says() -> None:
+    random = Random(17)
+    for _ in range(5_000):
+        pattern = "".join(random.choices("ab*", k=random.randint(1, 8)))
+        topic = "".join(random.choices("ab", k=random.randint(1, 8)))
+        assert matches(topic, pattern) is fnmatchcase(topic, pattern), (topic, pattern)
 
 
 # --- max_poll_interval_s --------------------------------------------------------------------------
