@@ -52,6 +52,29 @@ def matches(topic: str, pattern: str) -> bool:
     return _fits(topic, _parts(pattern))
 
 
+def shared_topic(one: TopicSubscription, other: TopicSubscription) -> str | None:
+    """A topic that both read, or a pattern whose topics both may read once they exist; None: there can be none."""
+    if one.pattern and other.pattern:
+        return one.pattern if _may_meet(one.pattern, other.pattern) else None
+    for named, pattern in ((one.topics, other.pattern), (other.topics, one.pattern)):
+        if pattern:
+            return next((name for name in named if matches(name, pattern)), None)
+    return min(set(one.topics) & set(other.topics), default=None)
+
+
+def _may_meet(one: str, other: str) -> bool:
+    """Whether a name can match both patterns. Their middle parts can follow each other, so that only the ends count."""
+    if "*" not in one:
+        return matches(one, other)
+    if "*" not in other:
+        return matches(other, one)
+    if one.startswith("%") != other.startswith("%"):
+        return False
+    starts = sorted((_parts(one)[0], _parts(other)[0]), key=len)
+    ends = sorted((_parts(one)[-1], _parts(other)[-1]), key=len)
+    return starts[1].startswith(starts[0]) and ends[1].endswith(ends[0])
+
+
 def _fits(topic: str, parts: Sequence[str]) -> bool:
     """Whether a name has these parts in this order, the first at its start and the last at its end.
 
@@ -128,7 +151,7 @@ class GroupFacts(NamedTuple):
 
     #: stream: each queue is read by one member. Workers share the messages of a queue
     kind: str = "stream"
-    #: topic -> filter. Topics without an entry have no member yet
+    #: topic, or pattern of topics -> filter. Topics without an entry have no member yet, or only one with a pattern
     filters: Mapping[str, Filter] = {}
     #: its members get no messages until it is resumed
     is_paused: bool = False

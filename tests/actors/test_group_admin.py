@@ -15,7 +15,15 @@ from raymq.store.groups.claims import ENDED_MAX, Claim, ClaimTable, claim_value,
 from raymq.store.groups.members import CLAIM
 from raymq.store.state.shard_state import ShardState, no_offsets_body, offsets_body
 from tests.actors.test_commit_log_host import Shard
-from tests.actors.test_group_service import GROUP, QUEUES, TOPIC, committed, member_of, put_messages
+from tests.actors.test_group_service import (
+    GROUP,
+    QUEUES,
+    TOPIC,
+    committed,
+    member_of,
+    put_messages,
+    reopen,
+)
 from tests.support.group_members import RawMember, as_json
 from tests.support.roles import leader_of
 from tests.support.waiting import until
@@ -35,14 +43,6 @@ def shard(tmp_path) -> Iterator[Shard]:
     for flusher in made.flushers:
         flusher.kill()
         flusher.wait()
-
-
-def reopen(shard: Shard) -> None:
-    shard.close()
-    for flusher in shard.flushers:
-        flusher.kill()
-    shard.open()
-    shard.start_flusher()
 
 
 def take_number(shard: Shard, *, force: bool = False) -> int:

@@ -326,6 +326,21 @@ def test_a_member_whose_program_does_not_poll_leaves_and_joins_again(
     assert revoked == [ALL]
 
 
+def test_an_instance_joins_again_although_its_last_heartbeat_was_lost(
+    cluster: FakeCluster, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"group": "g", "session_timeout_s": SESSION_S, "instance_id": "i"}
+    stuck = make(TOPICS, max_poll_interval_s=2, **options)
+    until(lambda: len(stuck.assignment()) == len(ALL), lambda: stuck.poll(10, 0.02))
+    assert stuck._member is not None
+    membership = stuck._member.membership
+    with membership._changed:
+        hold_up(stuck, 3, monkeypatch)
+        assert membership.next_beat().is_leaving
+        membership.due_ms = None
+    until(lambda: len(stuck.assignment()) == len(ALL), lambda: stuck.poll(10, 0.02))
+
+
 def test_a_program_that_waits_in_poll_does_poll(
     cluster: FakeCluster, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
