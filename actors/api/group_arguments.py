@@ -7,7 +7,7 @@ from typing import Any
 
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
-from raymq.store.groups.heartbeat import Beat, unpack_beat
+from raymq.store.groups.heartbeat import REPLACES_MAX, Beat, unpack_beat
 from raymq.store.groups.members import TOPICS_MAX
 from raymq.store.state.topics import QUEUES_MAX
 
@@ -102,7 +102,7 @@ def _check_grants(grants: object) -> None:
 
 
 def _check_join(join: object) -> None:
-    fields = _object("join", join, _JOIN_FIELDS)
+    fields = _object("join", join, _JOIN_FIELDS | {"replaces"})
     missing = sorted(_JOIN_FIELDS - fields.keys())
     if missing:
         raise wrong_value(
@@ -130,6 +130,12 @@ def _check_join(join: object) -> None:
         raise wrong_value("kind", fields["kind"], "this version has stream alone", "stream")
     if type(fields["again"]) is not bool:
         raise wrong_value("again", fields["again"], "use true or false", "bool")
+    replaces = fields.get("replaces", [])
+    if type(replaces) is not list or len(replaces) > REPLACES_MAX:
+        advice = f"give a list of at most {REPLACES_MAX} member ids"
+        raise wrong_value("replaces", replaces, advice, REPLACES_MAX)
+    for member_id in replaces:
+        check_member(member_id)
     check_integer("session_timeout_s", fields["session_ms"], *SESSION_TIMEOUT_MS)
     check_integer("revoke_timeout_s", fields["revoke_ms"], *REVOKE_TIMEOUT_MS)
     if fields["filter"] != ["", ""]:

@@ -43,7 +43,7 @@ class QueueClaims:
             refused.update(refusals)
             # Later commits of an earlier owner are refused by the new claims.
             offsets.update(state.offsets.get((group, topic), {}))
-            return [(CLAIM, encoded(claim_value(group, topic, new)))] if new else []
+            return [self._record(group, topic, new)] if new else []
 
         appended = self._store.inner_put.put_decided(decide)
         fail_point("groups.claim_appended")
@@ -96,7 +96,7 @@ class QueueClaims:
 
         def decide() -> list[tuple[str, bytes]]:
             released = self._store.claims.plan_release(group, topic, member_id, numbers)
-            return [(CLAIM, encoded(claim_value(group, topic, released)))] if released else []
+            return [self._record(group, topic, released)] if released else []
 
         self._await(self._store.inner_put.put_decided(decide))
 
@@ -122,7 +122,7 @@ class QueueClaims:
             # The claims come first: after a crash between both, a member's commit must not be taken any more.
             moved = {queue_id: offsets[queue_id] for queue_id in new}
             return [
-                (CLAIM, encoded(claim_value(group, topic, new))),
+                self._record(group, topic, new),
                 (OFFSETS, offsets_body(group, topic, moved, record_time_ms(self._store))),
             ]
 
@@ -133,7 +133,7 @@ class QueueClaims:
         """Delete the offsets and claims that this shard has of a group.
 
         Args: `number`: of `end`. Returns: the topics of which it had offsets.
-        Raises: Rejected when the group has got a member since. Nothing was deleted.
+        Raises: Rejected when a queue was claimed or reset since. Nothing was deleted.
         """
         topics: list[str] = []
         note_level(self._leader)
@@ -142,10 +142,12 @@ class QueueClaims:
             claims = self._store.claims.of_group(group)
             topics.extend(topic for name, topic in self._store.state.offsets if name == group)
             for (topic, queue_id), claim in claims.items():
-                if claim.number > number and claim.member_id:
+                if claim.number > number:
+                    # Also without a member now: these are the offsets of another group of the name.
+                    now = f"{claim.member_id} has" if claim.member_id else "one had"
                     raise Rejected(
-                        f"group {group} has got a member again: {claim.member_id} has queue {queue_id} of {topic}. "
-                        "Its offsets stay on this shard",
+                        f"group {group} has got a member again: {now} queue {queue_id} of {topic}. Its offsets stay on "
+                        "this shard",
                         field="group",
                         limit="a group without members",
                         found=claim.member_id,
@@ -157,7 +159,9 @@ class QueueClaims:
         return topics
 
     def forget_unused(self, unused_since_ms: int) -> list[str]:
-        """Delete the offsets of groups that have none from after this time, and no claim of a member.
+        """Delete the offsets of groups that nothing has used since this time, and of which no member has a claim.
+
+        A commit, a claim and a release are a use: a member may find no message, so that it commits nothing.
 
         Returns: the names of the groups. The caller publishes the records.
         """
@@ -169,13 +173,16 @@ class QueueClaims:
         return [name for name in sorted(old - used) if self._forget(name, unused_since_ms)]
 
     def _forget(self, group: str, unused_since_ms: int) -> bool:
-        """Delete the offsets of a group on this shard, if all of them are old and no member has a claim."""
+        """Delete the offsets of a group on this shard, if all that it has is old and no member has a claim."""
         note_level(self._leader)
 
         def decide() -> list[tuple[str, bytes]]:
-            state, claims = self._store.state, self._store.claims.of_group(group)
+            state, table = self._store.state, self._store.claims
+            claims = table.of_group(group)
             topics = [topic for name, topic in state.offsets if name == group]
             times = [state.offset_times_ms.get((group, topic), 0) for topic in topics]
+            # Those without a time are of an earlier version, and count as new.
+            times += [table.times_ms.get((group, topic), 0) for topic in {key[0] for key in claims}]
             is_old = bool(topics) and min(times) > 0 and max(times) <= unused_since_ms
             if not is_old or any(claim.member_id for claim in claims.values()):
                 return []
@@ -183,6 +190,11 @@ class QueueClaims:
             return self._ending(group, topics, number)
 
         return self._store.inner_put.put_decided(decide) is not None
+
+    def _record(self, group: str, topic: str, claims: Mapping[int, Claim]) -> tuple[str, bytes]:
+        """The record of new claims, with its time."""
+        value = claim_value(group, topic, claims, record_time_ms(self._store))
+        return CLAIM, encoded(value)
 
     def _ending(self, group: str, topics: Sequence[str], number: int) -> list[tuple[str, bytes]]:
         """The records that delete what this shard has of a group. Args: `number`: no claim below it is valid again."""

@@ -22,7 +22,7 @@ from raymq.store.base.errors import (
     TopicMissing,
     Unavailable,
 )
-from raymq.store.groups.heartbeat import Beat, BeatAnswer, JoinRequest, pack_beat
+from raymq.store.groups.heartbeat import REPLACES_MAX, Beat, BeatAnswer, JoinRequest, pack_beat
 from raymq.store.groups.members import MemberFacts, TopicSubscription
 from raymq.store.state.topics import QueueKey
 
@@ -236,8 +236,12 @@ class Membership:
         if self._member.is_replaced:
             self._fail_as_replaced()
             return
-        again = self._join._replace(is_again=True)
-        self._member = GroupMember(uuid.uuid4().hex, again)
+        if self._join.facts.instance_id:
+            # The earlier memberships may last until their sessions end: one that kept a queue for too long, or one
+            # whose last heartbeat was lost.
+            replaces = (*self._join.replaces, self._member.member_id)[-REPLACES_MAX:]
+            self._join = self._join._replace(replaces=replaces)
+        self._member = GroupMember(uuid.uuid4().hex, self._join._replace(is_again=True))
         self.due_ms = self._clock.monotonic_ms()
 
     def _fail_as_replaced(self) -> None:

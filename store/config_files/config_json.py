@@ -10,7 +10,7 @@ RocketMQ 5.3.3, which overwrite in place. Here a crash leaves the old or the new
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.put.inner_put import InnerPut
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.state import shard_state
+from raymq.store.state.features import FEATURES, GROUPS_LEVEL, LEVEL, feature_level
 from raymq.store.state.shard_state import INTERNAL_TOPIC, TopicInfo
 from raymq.store.state.topic_schema import SCHEMA, check_schema, extends
 from raymq.store.state.topics import QUEUES_MAX, is_system_topic
@@ -258,26 +259,37 @@ def _export_topics(tables: Tables, table: Table) -> None:
     """Raise the numbers of queues in the file to those of the state, and add missing topics."""
     queues = {info.name: info.queues for info in tables.topics.values()}
     # A queue that has messages must be readable even if its topic was never created here (retry and dead letters).
-    gone = tables.deleted - tables.topics.keys()
-    for name in gone:
+    for name in tables.deleted - tables.topics.keys():
         table.get("topicConfigTable", {}).pop(name, None)
     for topic, queue_id in tables.queues:
-        if not is_system_topic(topic) and topic not in gone:
+        # A queue of a name that was deleted may be the earlier topic's.
+        if not is_system_topic(topic) and topic not in tables.deleted:
             queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     if not queues:
         return
     queues[INTERNAL_TOPIC] = 1
-    add_topics(table, queues, tables.topics)
+    add_topics(table, queues, tables.topics, tables.deleted)
 
 
-def add_topics(table: Table, queues: Mapping[str, int], known: Mapping[str, TopicInfo]) -> None:
-    """Give each topic of topics.json the number of queues in `queues` at least, and the attributes in `known`."""
+def add_topics(
+    table: Table,
+    queues: Mapping[str, int],
+    known: Mapping[str, TopicInfo],
+    deleted: Collection[str] = (),
+) -> None:
+    """Give each topic of topics.json the number of queues in `queues` at least, and the attributes in `known`.
+
+    Args: `deleted`: names of which a topic was deleted. They get these numbers and attributes alone, because the file
+    may still have those of the earlier topic.
+    """
     topics = table.setdefault("topicConfigTable", {})
     for name, count in queues.items():
         config = topics.setdefault(name, _new_topic(name))
+        info = known.get(name)
+        if name in deleted and info is not None:
+            config |= {"readQueueNums": 0, "writeQueueNums": 0, "attributes": {}}
         for field in ("readQueueNums", "writeQueueNums"):
             config[field] = max(int(config.get(field, 0)), count)
-        info = known.get(name)
         if info is not None and info.attributes:
             config["attributes"] = {**(config.get("attributes") or {}), **dict(info.attributes)}
 
@@ -346,15 +358,22 @@ def _import_groups(store: ServiceHost, put: InnerPut, table: Table, is_new: bool
     """Pause groups that may not consume, and resume those that may again. A group exists as soon as it commits offsets
     or has a member. Its other settings stay in the file.
     """
+    values = []
     for name, config in _rows(table, "subscriptionGroupTable", GROUPS):
         is_paused = not config.get("consumeEnable", True)
         known = store.groups.groups.get(name)
         facts = GroupFacts() if known is None else known.facts
         is_newer = is_new or known is None
         if facts.is_paused != is_paused and is_newer and _is_group_name(name):
-            value = group_value(name, facts._replace(is_paused=is_paused), store.groups.number)
-            body = json.dumps(dated(value, store.clock.now_ms())).encode()
-            put.put_state_record(GROUP, body)
+            values.append(
+                group_value(name, facts._replace(is_paused=is_paused), store.groups.number)
+            )
+
+    if values and feature_level(store.state.progress) < GROUPS_LEVEL:
+        # A version that does not know groups must not write to this log.
+        put.put([], progress=ServiceProgress(FEATURES, {LEVEL: GROUPS_LEVEL}))
+    for value in values:
+        put.put_state_record(GROUP, json.dumps(dated(value, store.clock.now_ms())).encode())
 
 
 def _is_group_name(name: str) -> bool:

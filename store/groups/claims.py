@@ -50,6 +50,9 @@ class ClaimTable:
         """Forget everything."""
         #: (group, topic) -> queue -> claim
         self.claims: dict[tuple[str, str], dict[int, Claim]] = {}
+        #: (group, topic) -> when the newest of these claims was given or released, as its record says, ms since 1970;
+        #: not of all
+        self.times_ms: dict[tuple[str, str], int] = {}
         #: deleted group -> the number of its end, the newest one last. A member of it that still runs is refused, also
         #: in a group of the same name
         self.ended: dict[str, int] = {}
@@ -59,16 +62,21 @@ class ClaimTable:
         if "ended" in value:
             self._end(str(value["group"]), int(value["ended"]))
             return
-        claims = self.claims.setdefault((str(value["group"]), str(value["topic"])), {})
+        key = str(value["group"]), str(value["topic"])
+        claims = self.claims.setdefault(key, {})
         for member_id, (queues, numbers) in value["claims"].items():
             for queue_id, number in zip(queues, numbers, strict=True):
                 claims[int(queue_id)] = Claim(int(number), member_id)
+        at_ms = int(value.get("at", 0))
+        if at_ms > self.times_ms.get(key, 0):
+            self.times_ms[key] = at_ms
 
     def _end(self, group: str, number: int) -> None:
-        """Forget the claims of a deleted group."""
-        for key in [key for key in self.claims if key[0] == group]:
-            del self.claims[key]
+        """Forget the claims of a deleted group. None of their numbers is valid again."""
         number = max(number, self.ended.pop(group, 0))
+        for key in [key for key in self.claims if key[0] == group]:
+            number = max([number, *(claim.number for claim in self.claims.pop(key).values())])
+            self.times_ms.pop(key, None)
         self.ended[group] = number
         if len(self.ended) > ENDED_MAX:
             del self.ended[next(iter(self.ended))]
@@ -78,7 +86,7 @@ class ClaimTable:
         for group, number in self.ended.items():
             yield CLAIM, ended_value(group, number)
         for (group, topic), claims in self.claims.items():
-            yield CLAIM, claim_value(group, topic, claims)
+            yield CLAIM, claim_value(group, topic, claims, self.times_ms.get((group, topic)))
 
     def claim_of(self, group: str, topic: str, queue_id: int) -> Claim:
         """Who has a queue."""
@@ -171,11 +179,17 @@ def ended_value(group: str, number: int) -> dict[str, Any]:
     return {"group": group, "ended": number}
 
 
-def claim_value(group: str, topic: str, claims: Mapping[int, Claim]) -> dict[str, Any]:
-    """The value of a CLAIM record: for each member columns of queue ids and numbers."""
+def claim_value(
+    group: str, topic: str, claims: Mapping[int, Claim], at_ms: int | None = None
+) -> dict[str, Any]:
+    """The value of a CLAIM record: for each member columns of queue ids and numbers.
+
+    Args: `at_ms`: now, ms since 1970; None: not known, and the group is kept for ever.
+    """
     columns: dict[str, list[list[int]]] = {}
     for queue_id, claim in claims.items():
         queues, numbers = columns.setdefault(claim.member_id, [[], []])
         queues.append(queue_id)
         numbers.append(claim.number)
-    return {"group": group, "topic": topic, "claims": columns}
+    value = {"group": group, "topic": topic, "claims": columns}
+    return {**value, "at": at_ms} if at_ms else value

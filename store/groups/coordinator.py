@@ -29,6 +29,7 @@ from .members import (
     group_value,
     matches,
     members_values,
+    shared_topic,
 )
 from .target import AssignmentCandidate, target
 
@@ -256,7 +257,7 @@ class Coordinator:
             "kind": group.facts.kind,
             "paused": group.facts.is_paused,
             "filters": filters,
-            "topics": sorted(group.facts.filters),
+            "topics": sorted(name for name in group.facts.filters if "*" not in name),
             "members": members,
             "queues": queues,
         }
@@ -435,7 +436,10 @@ def _check_instance(draft: _Draft, join: JoinRequest) -> None:
     instance_id = join.facts.instance_id
     if not join.is_again or not instance_id:
         return
-    for other in draft.members.values():
+    for other_id, other in draft.members.items():
+        if other_id in join.replaces:
+            # Its own earlier membership, whose session has not ended yet.
+            continue
         if other.facts.instance_id == instance_id and not other.is_away:
             raise InstanceReplaced(
                 f"another consumer of group {draft.name} has joined with instance_id {instance_id!r}: this one is "
@@ -489,37 +493,52 @@ def _note_join(
             found=join.kind,
         )
 
-    wanted = subscribed(join.facts, topics)
-    filters: dict[str, Filter] = {}
-    for topic in wanted:
-        known = draft.facts.filters.get(topic)
-        if known is not None and known[1:] == (join.filter_kind, join.expression):
-            continue
-        if known is not None and _is_read(draft, topic, topics, but=member_id):
-            raise Rejected(
-                f"group {draft.name} reads {topic} with {_shown(*known[1:])}, and this member wants "
-                f"{_shown(join.filter_kind, join.expression)}. All members of a group have one filter",
-                field="filter",
-                limit=_shown(*known[1:]),
-                found=_shown(join.filter_kind, join.expression),
-            )
-        filters[topic] = Filter(number, join.filter_kind, join.expression)
+    own = join.filter_kind, join.expression
+    known = draft.facts.filters
+    if any(each[1:] != own for each in known.values()):
+        _check_filter(draft, member_id, join, topics)
+    # The filter of a pattern counts for topics that are made later.
+    pattern = join.facts.subscription.pattern
+    wanted = (*subscribed(join.facts, topics), *([pattern] if pattern else ()))
+    filters = {
+        each: Filter(number, *own) for each in wanted if each not in known or known[each][1:] != own
+    }
     if filters or join.kind != draft.facts.kind or draft.is_new:
         facts = draft.facts._replace(kind=join.kind, filters={**draft.facts.filters, **filters})
         draft.change_facts(facts)
 
 
+def _check_filter(
+    draft: _Draft, member_id: str, join: JoinRequest, topics: Mapping[str, int]
+) -> None:
+    """Raises: Rejected, when another member has an unequal filter and reads, or may read later, one of the topics."""
+    own = join.filter_kind, join.expression
+    for other_id, other in draft.members.items():
+        theirs = None if other_id == member_id else _filter_of(draft, other, topics)
+        if theirs is None or theirs[1:] == own:
+            continue
+        topic = shared_topic(other.facts.subscription, join.facts.subscription)
+        if topic is not None:
+            raise Rejected(
+                f"group {draft.name} reads {topic} with {_shown(*theirs[1:])}, and this member wants {_shown(*own)}. "
+                "All members of a group have one filter",
+                field="filter",
+                limit=_shown(*theirs[1:]),
+                found=_shown(*own),
+            )
+
+
+def _filter_of(draft: _Draft, member: MemberState, topics: Mapping[str, int]) -> Filter | None:
+    """The filter of all topics of a member; None: an earlier version has taken it in, and noted none."""
+    filters, (names, pattern) = draft.facts.filters, member.facts.subscription
+    if pattern in filters:
+        return filters[pattern]
+    names = names or subscribed(member.facts, topics)
+    return next((filters[name] for name in names if name in filters), None)
+
+
 def _shown(kind: str, expression: str) -> str:
     return f"the {kind} filter {expression!r}" if kind else "no filter"
-
-
-def _is_read(draft: _Draft, topic: str, topics: Mapping[str, int], *, but: str) -> bool:
-    """Whether a member other than one subscribed to a topic."""
-    return any(
-        topic in subscribed(member.facts, topics)
-        for member_id, member in draft.members.items()
-        if member_id != but
-    )
 
 
 def subscribed(facts: MemberFacts, topics: Mapping[str, int]) -> tuple[str, ...]:

@@ -12,6 +12,9 @@ from raymq.store.state.topics import QueueKey
 
 from .members import MemberFacts, TopicSubscription, grants_value, read_grants
 
+#: earlier ids that a process names when it joins again, the newest last
+REPLACES_MAX = 8
+
 
 class JoinRequest(NamedTuple):
     """What a member says with its first heartbeat, and when its subscription changes."""
@@ -24,6 +27,9 @@ class JoinRequest(NamedTuple):
     expression: str = ""
     #: it was a member, and was removed: a newer process of its instance keeps its place
     is_again: bool = False
+    #: earlier member ids of this process, at most `REPLACES_MAX`. They may still be members, and are no newer process
+    #: of its instance
+    replaces: tuple[str, ...] = ()
 
 
 class Beat(NamedTuple):
@@ -79,6 +85,8 @@ def pack_beat(group: str, beat: Beat) -> dict[str, Any]:
             "filter": [beat.join.filter_kind, beat.join.expression],
             "again": beat.join.is_again,
         }
+        if beat.join.replaces:
+            fields["join"]["replaces"] = list(beat.join.replaces)
 
     if beat.is_leaving:
         fields["leaving"] = True
@@ -99,7 +107,9 @@ def unpack_beat(fields: Mapping[str, Any]) -> Beat:
             join["revoke_ms"],
         )
         filter_kind, expression = join["filter"]
-        join = JoinRequest(facts, join["kind"], filter_kind, expression, join["again"])
+        replaces = tuple(join.get("replaces", ()))
+        join = JoinRequest(facts, join["kind"], filter_kind, expression, join["again"], replaces)
+
     return Beat(
         fields["member"],
         fields.get("version", 0),

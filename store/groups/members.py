@@ -6,7 +6,6 @@ A record holds a whole value, never a change: applied twice, it changes nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -50,12 +49,57 @@ def matches(topic: str, pattern: str) -> bool:
     """Whether a topic is one of a pattern's. Topics of messages that were sent back must be named with their `%`."""
     if is_system_topic(topic) or (topic.startswith("%") and not pattern.startswith("%")):
         return False
-    return _compiled(pattern).fullmatch(topic) is not None
+    return _fits(topic, _parts(pattern))
+
+
+def shared_topic(one: TopicSubscription, other: TopicSubscription) -> str | None:
+    """A topic that both read, or a pattern whose topics both may read once they exist; None: there can be none."""
+    if one.pattern and other.pattern:
+        return one.pattern if _may_meet(one.pattern, other.pattern) else None
+    for named, pattern in ((one.topics, other.pattern), (other.topics, one.pattern)):
+        if pattern:
+            return next((name for name in named if matches(name, pattern)), None)
+    return min(set(one.topics) & set(other.topics), default=None)
+
+
+def _may_meet(one: str, other: str) -> bool:
+    """Whether a name can match both patterns. Their middle parts can follow each other, so that only the ends count."""
+    if "*" not in one:
+        return matches(one, other)
+    if "*" not in other:
+        return matches(other, one)
+    if one.startswith("%") != other.startswith("%"):
+        return False
+    starts = sorted((_parts(one)[0], _parts(other)[0]), key=len)
+    ends = sorted((_parts(one)[-1], _parts(other)[-1]), key=len)
+    return starts[1].startswith(starts[0]) and ends[1].endswith(ends[0])
+
+
+def _fits(topic: str, parts: Sequence[str]) -> bool:
+    """Whether a name has these parts in this order, the first at its start and the last at its end.
+
+    Each part is taken where it comes first. So the cost is linear: a regular expression would try all places, and a
+    hostile pattern takes years then.
+    """
+    first, *between = parts
+    if not between:
+        return topic == first
+
+    last = between.pop()
+    at, end = len(first), len(topic) - len(last)
+    if at > end or not topic.startswith(first) or not topic.endswith(last):
+        return False
+    for part in between:
+        found = topic.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))))
+def _parts(pattern: str) -> tuple[str, ...]:
+    return tuple(pattern.split("*"))
 
 
 class MemberFacts(NamedTuple):
@@ -107,7 +151,7 @@ class GroupFacts(NamedTuple):
 
     #: stream: each queue is read by one member. Workers share the messages of a queue
     kind: str = "stream"
-    #: topic -> filter. Topics without an entry have no member yet
+    #: topic, or pattern of topics -> filter. Topics without an entry have no member yet, or only one with a pattern
     filters: Mapping[str, Filter] = {}
     #: its members get no messages until it is resumed
     is_paused: bool = False

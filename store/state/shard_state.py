@@ -361,6 +361,7 @@ class ShardState:
         if kind == TOPIC and value.get("deleted"):
             self._delete_topic(_text(value["name"]), int(value["generation"]))
         elif kind == TOPIC:
+            self._begin_empty(_text(value["name"]))
             self._add_topic(
                 value["name"],
                 value["queues"],
@@ -580,6 +581,21 @@ class ShardState:
         )
         self._topic_changes += 1
 
+    def _begin_empty(self, name: str) -> None:
+        """Let a topic that is made again begin after all messages of its name. Delayed ones may have come while no
+        topic had it. Snapshots have the result.
+        """
+        before = self.deleted_topics.get(name)
+        if before is not None and name not in self.topics:
+            first = {**before.first_offsets, **self._ends_of(name)}
+            self.deleted_topics[name] = before._replace(first_offsets=first)
+
+    def _ends_of(self, name: str) -> dict[int, int]:
+        """queue -> its next offset, of the queues of a name that have records."""
+        return {
+            queue: offset for (topic, queue), offset in self.next_offsets.items() if topic == name
+        }
+
     def _delete_topic(self, name: str, generation: int) -> None:
         """Account for a deletion. Another topic of this name goes on at the offsets where this one ended.
 
@@ -589,10 +605,8 @@ class ShardState:
         if generation <= before.generation:
             # Repeated.
             return
-        own = {
-            queue: offset for (topic, queue), offset in self.next_offsets.items() if topic == name
-        }
-        self.deleted_topics[name] = DeletedTopic(generation, {**before.first_offsets, **own})
+        first = {**before.first_offsets, **self._ends_of(name)}
+        self.deleted_topics[name] = DeletedTopic(generation, first)
         self.topics.pop(name, None)
         for key in [key for key in self.offsets if key[1] == name]:
             del self.offsets[key]

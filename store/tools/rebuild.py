@@ -6,7 +6,7 @@ Each is built under another name, synced, and renamed. Callers: with the store's
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from raymq.store.queues.consume_queue import ConsumeQueue, may_be_queue, queue_d
 from raymq.store.queues.queue_files import OpenFiles
 from raymq.store.queues.unit_places import OFFSET_MAX
 from raymq.store.records import rows
-from raymq.store.state.shard_state import INTERNAL_TOPIC, ShardState, TopicInfo
+from raymq.store.state.shard_state import INTERNAL_TOPIC, ShardState
 from raymq.store.state.topics import QueueKey
 
 from .read_only import ReadOnlyStore
@@ -172,8 +172,8 @@ def rebuild_config_file(store: ReadOnlyStore, name: str) -> None:
         return
 
     if name == config_json.TOPICS:
-        topics = _state(store).topics
-        config_json.add_topics(table, _queue_counts(store, topics), topics)
+        state = _state(store)
+        config_json.add_topics(table, _queue_counts(store, state), state.topics)
     elif name == config_json.CONSUMER_OFFSETS and store.is_own_store:
         config_json.add_offsets(table, _state(store).offsets)
     else:
@@ -200,8 +200,10 @@ def _state(store: ReadOnlyStore, epochs: EpochStarts | None = None) -> ShardStat
     return state
 
 
-def _queue_counts(store: ReadOnlyStore, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
-    queues = {name: info.queues for name, info in topics.items()}
+def _queue_counts(store: ReadOnlyStore, state: ShardState) -> dict[str, int]:
+    queues = {name: info.queues for name, info in state.topics.items()}
     for topic, queue_id in _queues_of_log(store):
-        queues[topic] = max(queues.get(topic, 0), queue_id + 1)
+        # A queue of a name that was deleted may be the earlier topic's.
+        if topic not in state.deleted_topics:
+            queues[topic] = max(queues.get(topic, 0), queue_id + 1)
     return queues

@@ -11,12 +11,20 @@ import pytest
 
 from raymq.actors.leader import group_records, group_service
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
-from raymq.store.groups.claims import ENDED_MAX, Claim, ClaimTable, ended_value
+from raymq.store.groups.claims import ENDED_MAX, Claim, ClaimTable, claim_value, ended_value
 from raymq.store.groups.members import CLAIM
 from raymq.store.state.shard_state import ShardState, no_offsets_body, offsets_body
 from tests.actors.test_commit_log_host import Shard
-from tests.actors.test_group_service import GROUP, QUEUES, TOPIC, committed, member_of, put_messages
-from tests.support.group_members import RawMember
+from tests.actors.test_group_service import (
+    GROUP,
+    QUEUES,
+    TOPIC,
+    committed,
+    member_of,
+    put_messages,
+    reopen,
+)
+from tests.support.group_members import RawMember, as_json
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
@@ -35,14 +43,6 @@ def shard(tmp_path) -> Iterator[Shard]:
     for flusher in made.flushers:
         flusher.kill()
         flusher.wait()
-
-
-def reopen(shard: Shard) -> None:
-    shard.close()
-    for flusher in shard.flushers:
-        flusher.kill()
-    shard.open()
-    shard.start_flusher()
 
 
 def take_number(shard: Shard, *, force: bool = False) -> int:
@@ -66,6 +66,12 @@ def ready_member(shard: Shard, **facts: Any) -> RawMember:
     member.beat()
     member.claim()
     return member
+
+
+def release(shard: Shard, member: RawMember) -> None:
+    """Give the claims back."""
+    asked = {"group": GROUP, "topic": TOPIC, "member": member.id}
+    shard.host.call("release_claims", {**asked, "numbers": as_json(member.numbers)})
 
 
 def leave(member: RawMember) -> None:
@@ -230,6 +236,26 @@ def end_group_is_refused_by_claims(shard: Shard, number: int) -> bool:
     return len(claims_of(shard)) == QUEUES
 
 
+def test_an_end_that_comes_late_spares_the_offsets_of_a_new_group_that_has_left(shard: Shard):
+    ended = end_group(shard)
+    member = ready_member(shard)
+    member.commit({0: 4})
+    release(shard, member)
+    leave(member)
+    assert end_group_is_refused_by_claims(shard, ended["number"])
+    assert committed(shard.host) == {"0": 4}
+
+
+def test_an_end_does_not_make_a_deleted_claim_valid_again():
+    table = ClaimTable()
+    for topic, number in (("t", 9), ("u", 7)):
+        table.apply(CLAIM, claim_value("g", topic, {0: Claim(number, "a")}))
+    table.apply(CLAIM, {"group": "g", "topic": "v", "claims": {}})
+    table.apply(CLAIM, ended_value("g", 5))
+    assert table.claim_of("g", "u", 0) == (9, "")
+    assert table.plan("g", "t", "a", {0: 9}) == ({}, {0: (9, "")})
+
+
 def test_a_group_that_only_has_offsets_is_deleted(shard: Shard):
     asked = {"group": GROUP, "topic": TOPIC, "offsets": {"0": 3}}
     shard.host.call("commit_offsets", asked)
@@ -248,6 +274,19 @@ def test_numbers_of_so_many_deleted_groups_are_remembered():
     for kind, value in table.records():
         again.apply(kind, value)
     assert again.ended == table.ended
+
+
+def test_times_of_claims_are_in_snapshots_and_end_with_the_group():
+    table = ClaimTable()
+    table.apply(CLAIM, claim_value("g", "t", {0: Claim(1, "a")}, 7))
+    table.apply(CLAIM, claim_value("g", "t", {1: Claim(2, "a")}, 5))
+    table.apply(CLAIM, claim_value("h", "t", {0: Claim(3, "a")}))
+    again = ClaimTable()
+    for kind, value in table.records():
+        again.apply(kind, value)
+    assert again.times_ms == table.times_ms == {("g", "t"): 7}
+    again.apply(CLAIM, ended_value("g", 4))
+    assert again.times_ms == {}
 
 
 def test_times_and_deletions_of_offsets_are_in_snapshots():
@@ -286,10 +325,7 @@ def forget(shard: Shard) -> list[str]:
 def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog, let_pass):
     member = ready_member(shard)
     member.commit({0: 4})
-    numbers = {"group": GROUP, "topic": TOPIC, "member": member.id}
-    shard.host.call(
-        "release_claims", {**numbers, "numbers": {str(q): n for q, n in member.numbers.items()}}
-    )
+    release(shard, member)
     leave(member)
     let_pass(29)
     assert forget(shard) == []
@@ -302,6 +338,28 @@ def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog, 
     reopen(shard)
     assert committed(shard.host) == {}
     assert len(member.claim()["fenced"]) == QUEUES
+
+
+def test_a_group_that_finds_no_message_every_night_is_kept(shard: Shard, let_pass):
+    member = ready_member(shard)
+    member.commit({0: 4})
+    release(shard, member)
+    leave(member)
+    for day in (20, 40, 60):
+        let_pass(day)
+        # A job that reads nothing: it commits the same offset, or none.
+        member = ready_member(shard)
+        member.commit({0: 4})
+        release(shard, member)
+        leave(member)
+        let_pass(day + 15)
+        assert forget(shard) == []
+        leader_of(shard.host).store.begin_next_file()
+        reopen(shard)
+        assert forget(shard) == []
+    assert committed(shard.host) == {"0": 4}
+    let_pass(91)
+    assert forget(shard) == [GROUP]
 
 
 def test_a_group_that_is_only_idle_is_kept(shard: Shard, let_pass):

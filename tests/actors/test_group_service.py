@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.groups.heartbeat import Beat, pack_beat
+from raymq.store.groups.members import TopicSubscription, matches, shared_topic
 from tests.actors.test_commit_log_host import Shard
 from tests.support.batches import request
 from tests.support.group_members import RawMember
@@ -32,6 +35,14 @@ def shard(tmp_path) -> Iterator[Shard]:
     for flusher in made.flushers:
         flusher.kill()
         flusher.wait()
+
+
+def reopen(shard: Shard) -> None:
+    shard.close()
+    for flusher in shard.flushers:
+        flusher.kill()
+    shard.open()
+    shard.start_flusher()
 
 
 def member_of(shard: Shard, **facts: Any) -> RawMember:
@@ -165,6 +176,94 @@ def test_members_with_unequal_filters_are_refused(shard: Shard):
     assert "All members of a group have one filter" in error["message"]
 
 
+def reader_of(shard: Shard, pattern: str = "", tag: str = "", topic: str = "") -> RawMember:
+    names = (topic,) if topic else ()
+    member = member_of(shard, subscription=TopicSubscription(names, pattern))
+    assert member.join is not None
+    if tag:
+        member.join = member.join._replace(filter_kind="TAG", expression=tag)
+    return member
+
+
+def test_a_filter_counts_for_topics_that_are_made_later(shard: Shard):
+    reader_of(shard, "logs-*", "a").beat()
+    shard.host.call("create_topic", {"name": "logs-x", "queues": 1, "shards": [0]})
+    error = reader_of(shard, topic="logs-x").beat()["error"]
+    refusal = "reads logs-x with the TAG filter 'a', and this member wants no filter"
+    assert refusal in error["message"]
+    assert "error" not in reader_of(shard, "logs-*", "a").beat()
+    assert "error" not in reader_of(shard, "new-*", "b").beat()
+    # These two have no topic yet.
+    assert "error" in reader_of(shard, "*-eu", "a").beat()
+    assert "error" in reader_of(shard, topic="new-one").beat()
+    assert "error" not in reader_of(shard, topic="new-one", tag="b").beat()
+    described = shard.host.call("describe_group", {"group": GROUP})
+    assert described["topics"] == ["logs-x", "new-one"]
+
+    reopen(shard)
+    assert "one filter" in reader_of(shard, "new-t*").beat()["error"]["message"]
+
+
+def test_a_pattern_may_have_another_filter_when_its_last_member_has_left(shard: Shard):
+    first = reader_of(shard, "logs-*", "a")
+    first.beat()
+    assert "error" in reader_of(shard, "logs-*", "b").beat()
+    first.beat(is_leaving=True)
+    assert "error" not in reader_of(shard, "logs-*", "b").beat()
+    assert "error" in reader_of(shard, "logs-*", "a").beat()
+
+
+def test_patterns_share_a_topic_if_a_name_matches_both():
+    random = Random(10)
+    names = ["".join(each) for n in range(1, 8) for each in product("ab", repeat=n)]
+    for _ in range(300):
+        one, other = ("".join(random.choices("ab*", k=random.randint(1, 4))) for _ in range(2))
+        expected = any(matches(name, one) and matches(name, other) for name in names)
+        found = shared_topic(TopicSubscription((), one), TopicSubscription((), other))
+        assert (found is not None) is expected, (one, other)
+    for names_of, pattern, shared in ((("b", "c"), "c*", "c"), (("b",), "c*", None)):
+        both = TopicSubscription(names_of), TopicSubscription((), pattern)
+        assert shared_topic(*both) == shared_topic(*reversed(both)) == shared
+    assert shared_topic(TopicSubscription(("a", "b")), TopicSubscription(("b", "c"))) == "b"
+    assert shared_topic(TopicSubscription((), "*b"), TopicSubscription((), "%*b")) is None
+
+
+def test_a_process_that_kept_a_queue_joins_again_beside_its_own_old_membership(shard: Shard):
+    old = member_of(shard, instance_id="i", revoke_timeout_ms=0)
+    old.beat()
+    kept = dict(old.numbers)
+    other = member_of(shard)
+    other.beat()
+    old.beat()
+    old.numbers = kept
+    assert "revoke_timeout_s" in old.beat()["error"]["message"]
+
+    again = rejoining(shard, old)
+    assert "error" not in again.beat()
+    # The old membership keeps its queues until its session ends.
+    assert again.numbers == other.numbers == {}
+    queues = shard.host.call("describe_group", {"group": GROUP})["queues"]
+    assert {each["queue_id"]: each["member"] for each in queues} == dict.fromkeys(kept, old.id)
+    # Also when the answer to one of the joins was lost.
+    assert "error" not in rejoining(shard, old, again, member_of(shard)).beat()
+
+
+def test_a_process_that_joins_again_does_not_replace_a_newer_one(shard: Shard):
+    old, newer = (member_of(shard, instance_id="i") for _ in range(2))
+    old.beat()
+    newer.beat()
+    assert "this one is replaced" in rejoining(shard, old).beat()["error"]["message"]
+
+
+def rejoining(shard: Shard, *earlier: RawMember) -> RawMember:
+    """A member of a process that was these members."""
+    member = member_of(shard, instance_id="i")
+    assert member.join is not None
+    replaces = tuple(each.id for each in earlier)
+    member.join = member.join._replace(is_again=True, replaces=replaces)
+    return member
+
+
 def test_groups_claims_and_offsets_are_there_again_after_a_restart(shard: Shard):
     put_messages(shard.host, 5)
     member = member_of(shard)
@@ -172,11 +271,7 @@ def test_groups_claims_and_offsets_are_there_again_after_a_restart(shard: Shard)
     member.claim()
     leader_of(shard.host).store.begin_next_file()
     member.commit({2: 3})
-    shard.close()
-    for flusher in shard.flushers:
-        flusher.kill()
-    shard.open()
-    shard.start_flusher()
+    reopen(shard)
 
     before = dict(member.numbers)
     answer = member.beat()
@@ -219,6 +314,8 @@ def test_a_malformed_heartbeat_names_its_field(shard: Shard, change, field):
         ({"revoke_ms": -1}, "revoke_timeout_s"),
         ({"kind": "workers"}, "kind"),
         ({"filter": ["SQL92", "price >"]}, "filter"),
+        ({"replaces": ["x"]}, "member"),
+        ({"replaces": ["0" * 32] * 9}, "replaces"),
     ],
 )
 def test_a_malformed_join_names_its_field(shard: Shard, change, field):

@@ -342,6 +342,28 @@ def test_an_older_process_that_was_removed_does_not_replace_the_newer_one(
     until(lambda: queues_of(newer) == [0, 1, 2, 3], pause)
 
 
+def test_an_instance_that_gives_a_queue_up_too_slowly_joins_again(make: Make) -> None:
+    revoked: list[Any] = []
+
+    def give_up_slowly(queues: Any) -> None:
+        revoked.append(queues)
+        until(lambda: len(memberships) > 1, note_membership)
+
+    slow = make(instance_id="i", revoke_timeout_s=0.1, on_revoked=give_up_slowly)
+    memberships: set[str] = set()
+
+    def note_membership() -> None:
+        assert slow._member is not None
+        memberships.add(slow._member.membership._member.member_id)
+        pause()
+
+    note_membership()
+    other = make()
+    share(slow, other)
+    assert revoked
+    assert len(memberships) == 2
+
+
 def test_a_consumer_with_queues_may_commit_after_the_member_has_closed(
     cluster: FakeCluster, make: Make
 ) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -272,6 +275,22 @@ def test_what_a_pattern_matches(topic: str, pattern: str, expected: bool) -> Non
     assert WantedTopics(raymq.matching(pattern)).has(topic) is expected
 
 
+def test_a_hostile_pattern_costs_as_little_as_another() -> None:
+    pattern = "*a" * 60 + "*b"
+    began = time.process_time()
+    assert not matches("a" * 127, pattern)
+    assert matches("a" * 126 + "b", pattern)
+    assert time.process_time() - began < 0.1
+
+
+def test_random_patterns_match_what_fnmatch_says() -> None:
+    random = Random(17)
+    for _ in range(5_000):
+        pattern = "".join(random.choices("ab*", k=random.randint(1, 8)))
+        topic = "".join(random.choices("ab", k=random.randint(1, 8)))
+        assert matches(topic, pattern) is fnmatchcase(topic, pattern), (topic, pattern)
+
+
 # --- max_poll_interval_s --------------------------------------------------------------------------
 
 
@@ -305,6 +324,21 @@ def test_a_member_whose_program_does_not_poll_leaves_and_joins_again(
         lambda: [each.poll(10, 0.02) for each in (stuck, other)],
     )
     assert revoked == [ALL]
+
+
+def test_an_instance_joins_again_although_its_last_heartbeat_was_lost(
+    cluster: FakeCluster, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"group": "g", "session_timeout_s": SESSION_S, "instance_id": "i"}
+    stuck = make(TOPICS, max_poll_interval_s=2, **options)
+    until(lambda: len(stuck.assignment()) == len(ALL), lambda: stuck.poll(10, 0.02))
+    assert stuck._member is not None
+    membership = stuck._member.membership
+    with membership._changed:
+        hold_up(stuck, 3, monkeypatch)
+        assert membership.next_beat().is_leaving
+        membership.due_ms = None
+    until(lambda: len(stuck.assignment()) == len(ALL), lambda: stuck.poll(10, 0.02))
 
 
 def test_a_program_that_waits_in_poll_does_poll(

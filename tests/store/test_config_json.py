@@ -17,6 +17,8 @@ from raymq.store.engine.message_store import MessageStore
 from raymq.store.groups.claims import ended_value
 from raymq.store.groups.members import CLAIM, GROUP, GroupFacts, group_value
 from raymq.store.put.inner_message import ServiceProgress
+from raymq.store.put.inner_put import InnerPut
+from raymq.store.state.features import GROUPS_LEVEL, feature_level
 from raymq.store.state.shard_state import OFFSETS, TopicInfo, no_offsets_body
 from tests.support.batches import request
 from tests.support.clock import ManualClock
@@ -178,6 +180,22 @@ def test_a_deleted_topic_leaves_the_files_with_its_offsets(tmp_path):
     close(store)
 
 
+def test_a_topic_that_is_made_again_keeps_nothing_of_the_earlier_one_in_the_file(tmp_path):
+    store = open_store(tmp_path)
+    store.topics.create("t", 8, [0], {"cleanup.policy": "COMPACTION"})
+    write_back(store)
+    store.topics.delete("t")
+    store.topics.create("t", 2, [0])
+    write_back(store)
+    row = load(tmp_path, "topics.json")["topicConfigTable"]["t"]
+    assert (row["readQueueNums"], row["writeQueueNums"], row["attributes"]) == (2, 2, {})
+    close(store)
+    # The next start takes nothing over from it.
+    store = open_store(tmp_path)
+    assert store.state.topics["t"].queues == 2
+    close(store)
+
+
 def put_group(store: MessageStore, name: str, *, is_paused: bool) -> None:
     body = json.dumps(group_value(name, GroupFacts(is_paused=is_paused), 1)).encode()
     store.inner_put.put_state_record(GROUP, body)
@@ -208,6 +226,24 @@ def test_a_paused_group_is_one_on_both_sides(tmp_path):
     kept = load(tmp_path, "subscriptionGroup.json")["subscriptionGroupTable"]
     assert kept["bad name"] == {"groupName": "bad name", "consumeEnable": False}
     assert "consumeEnable" not in kept["plain"]
+
+
+def test_the_level_of_groups_comes_before_an_imported_group(tmp_path):
+    paused = {"groupName": "g", "consumeEnable": False}
+    put_files(tmp_path, {"subscriptionGroup.json": {"subscriptionGroupTable": {"g": paused}}})
+    kinds = []
+    put = InnerPut.put_state_record
+
+    def note_level(self: InnerPut, kind: str, body: bytes) -> Any:
+        kinds.append((kind, feature_level(self._state.progress)))
+        return put(self, kind, body)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(InnerPut, "put_state_record", note_level)
+        store = open_store(tmp_path)
+    assert store.groups.groups["g"].facts.is_paused
+    assert (GROUP, GROUPS_LEVEL) in kinds
+    close(store)
 
 
 def test_an_old_file_does_not_resume_a_group(tmp_path):

@@ -145,6 +145,25 @@ def test_config_comes_from_its_backup_or_from_the_log(own: Path, tmp_path: Path)
     assert not (root / "config" / "consumerFilter.json").exists()
 
 
+def test_deleted_topics_are_not_in_a_rebuilt_file(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = EmbeddedStore(root, config=CONFIG)
+    for name in ("gone", "again"):
+        store.create_topic(name, queues=4)
+        store.put(request([b"x"], topic=name, queue=3))
+        store.store.topics.delete(name)
+    store.create_topic("again", queues=2)
+    store.close()
+    for path in (root / "config").iterdir():
+        path.unlink()
+    (root / "config" / "topics.json").write_text("{broken")
+    assert Repair(root).run().faults == []
+    topics = fastjson.loads((root / "config" / "topics.json").read_text())["topicConfigTable"]
+    assert "gone" not in topics
+    assert topics["again"]["readQueueNums"] == 2
+    assert topics["t"]["readQueueNums"] == 2
+
+
 def test_a_sound_store_is_left_alone(own: Path, tmp_path: Path) -> None:
     root = copy(own, tmp_path / "s")
     before = tree(root)

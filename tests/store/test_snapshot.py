@@ -67,6 +67,24 @@ def test_a_deleted_topic_takes_its_offsets_with_it_and_its_name_keeps_the_places
     assert "t9" not in state.topics
 
 
+def test_a_topic_that_is_made_again_begins_after_what_came_while_no_topic_had_its_name() -> None:
+    state = full_state()
+    state.apply_rows("t8", 1, 8, 2, 1_000, 78)
+    state.apply_rows("t8", 3, 0, 1, 1_100, 79)
+    state.apply_state_record(TOPIC, b'{"name":"t8","queues":2,"shards":[0]}')
+    assert [state.first_offset("t8", queue_id) for queue_id in range(4)] == [0, 10, 0, 1]
+    assert state.generation("t8") == 1
+
+    # Another record of the topic, as of more queues, leaves its messages alone. So does a snapshot.
+    state.apply_rows("t8", 1, 10, 1, 1_200, 80)
+    state.apply_state_record(TOPIC, b'{"name":"t8","queues":4,"shards":[0]}')
+    again = ShardState()
+    for part in state.snapshot(200):
+        again.apply_state_record(SNAPSHOT, part)
+    for each in (state, again):
+        assert each.first_offset("t8", 1) == 10
+
+
 def test_a_state_comes_back_from_the_parts_of_its_snapshot() -> None:
     state = full_state()
     parts = state.snapshot(200)
