@@ -26,6 +26,7 @@ from .members import (
     GroupFacts,
     MemberFacts,
     MemberState,
+    TopicSubscription,
     group_value,
     matches,
     members_values,
@@ -495,7 +496,7 @@ def _note_join(
 
     own = join.filter_kind, join.expression
     known = draft.facts.filters
-    if any(each[1:] != own for each in known.values()):
+    if _may_differ(known, join):
         _check_filter(draft, member_id, join, topics)
     # The filter of a pattern counts for topics that are made later.
     pattern = join.facts.subscription.pattern
@@ -506,6 +507,24 @@ def _note_join(
     if filters or join.kind != draft.facts.kind or draft.is_new:
         facts = draft.facts._replace(kind=join.kind, filters={**draft.facts.filters, **filters})
         draft.change_facts(facts)
+
+
+def _may_differ(known: Mapping[str, Filter], join: JoinRequest) -> bool:
+    """Whether a topic or pattern that a new member shares has had another filter. Cost: that of the group's filters,
+    and not of its members.
+    """
+    own, wanted = (join.filter_kind, join.expression), join.facts.subscription
+    named = frozenset(wanted.topics)
+    for key, each in known.items():
+        if each[1:] == own:
+            continue
+        if key in named:
+            return True
+        if "*" in key and shared_topic(TopicSubscription((), key), wanted) is not None:
+            return True
+        if wanted.pattern and matches(key, wanted.pattern):
+            return True
+    return False
 
 
 def _check_filter(
