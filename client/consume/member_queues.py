@@ -129,6 +129,7 @@ class MemberQueues:
         claimed = self.membership.take_claimed()
         if not claimed:
             return []
+
         try:
             begins = self._begins_of(claimed)
             shards = {key: _shard_of(self._routes, key) for key in begins}

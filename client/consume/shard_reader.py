@@ -244,6 +244,7 @@ class ShardReader(FetchThread):
                 if not self._routes.knows_next(self.shard):
                     state.changed.wait_for(self._ended, next(self._pauses) / 1000)
                 return False
+
             if isinstance(error, TopicMissing) and state.passes_over_deleted:
                 # The only topic of the fetch. It is looked for again.
                 for key in self._wanted():
