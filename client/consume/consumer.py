@@ -421,6 +421,8 @@ class Consumer(OpenClient):
         return message
 
     def _next_message(self, timeout_s: float | None) -> ReceivedMessage | None:
+        if self._wanted.pattern and self._assigned.iterated_queue is None:
+            self._look_for_topics()
         if self._member is None:
             return self._assigned.next_message(ITERATED_TOGETHER, timeout_s)
         if not self._member.membership.must_poll:
@@ -432,7 +434,7 @@ class Consumer(OpenClient):
         self, member: MemberQueues, timeout_s: float | None
     ) -> ReceivedMessage | None:
         key = self._assigned.iterated_queue
-        if key is None or self.has_news or not member.may_return(key):
+        if key is None or member.has_news or not member.may_return(key):
             taken: list[FetchedRecords] = []
             try:
                 if self._take_as_member(member, taken, ITERATED_TOGETHER, timeout_s) is None:
@@ -473,11 +475,8 @@ class Consumer(OpenClient):
         check_number("max_records", max_records, 1)
         timeout_s = wait_s(timeout)
         self._check_process()
-        if self._assigned.state.deleted and self.steps_by_itself:
-            self._begin_deleted_again()
-        if self._wanted.pattern and (self.steps_by_itself or self._routes.transport != "ray"):
-            # Without any topic there is no reader that does it.
-            self._assigned.state.look_for_queues()
+        if self._wanted.pattern:
+            self._look_for_topics()
         member = self._member
         if member is None:
             return self._assigned.take(taken, max_records, timeout_s, ready_only=ready_only)
@@ -545,6 +544,14 @@ class Consumer(OpenClient):
             self._begin_deleted_again()
         if self._member is not None:
             self._member.step()
+
+    def _look_for_topics(self) -> None:
+        """Look for topics of the pattern that were made, or made again, now and then. Raises: RayMQError."""
+        if self._assigned.state.deleted and self.steps_by_itself:
+            self._begin_deleted_again()
+        if self.steps_by_itself or self._routes.transport != "ray":
+            # Without any topic there is no reader that does it.
+            self._assigned.state.look_for_queues()
 
     def _begin_deleted_again(self) -> None:
         """Read topics that were made with the names of deleted ones, from their beginning. Raises: RayMQError."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_topic_name
 from raymq.store.state.topics import refuse_system_topic
@@ -33,7 +32,6 @@ def delete_topic(cluster: ClusterHandle, name: str) -> bool:
         deleted |= bool(answer["deleted"]) or was_unknown
         cluster.learn_shards(int(answer.get("shards", 0)))
         shard += 1
-    Routes.of(cluster).topics.forget([name])
     if not deleted:
         raise Rejected(
             f"topic {name!r} does not exist; `raymq topic list` shows those that do",

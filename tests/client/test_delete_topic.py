@@ -174,6 +174,27 @@ def test_a_pattern_goes_on_with_a_topic_that_was_made_again_at_once(
     other.close()
 
 
+@pytest.mark.parametrize("group", [None, "g"])
+def test_iteration_goes_on_with_a_topic_of_a_pattern_that_was_made_again(
+    cluster: Cluster, group: str | None
+) -> None:
+    cluster.create_topic("logs-a", queues=1)
+    send(cluster, "logs-a", 0, b"old")
+    found: list[bytes] = []
+    with cluster.consumer(raymq.matching("logs-*"), group=group, start="earliest") as consumer:
+
+        def take() -> None:
+            message = consumer.next_message(0.2)
+            if message is not None:
+                found.append(message.body)
+
+        until(lambda: found == [b"old"], take)
+        cluster.delete_topic("logs-a")
+        cluster.create_topic("logs-a", queues=1)
+        send(cluster, "logs-a", 0, b"new")
+        until(lambda: found == [b"old", b"new"], take)
+
+
 def test_a_shard_that_missed_the_deletion_does_not_take_the_old_topic_for_the_new_one(
     served: ServedCluster,
 ) -> None:

@@ -56,6 +56,7 @@ VALUES: dict[str, Any] = {
     "warm_mapped_file": True,
     "delete_files_interval_ms": 50,
     "producer_expiry_hours": 24,
+    "group_expiry_hours": 240,
 }
 
 
