@@ -104,7 +104,7 @@ def _offsets(
         end = "min_offset" if to == "earliest" else "max_offset"
         return {queue_id: int(queue[end]) for queue_id, queue in queues.items()}
     if _is_like(to):
-        # What has expired since is behind both groups.
+        # What has expired since, neither group can read.
         found = committed_offsets(cluster, to.removeprefix(LIKE), topic)
         return {
             queue_id: max(found[queue_id], int(queue["min_offset"]))
@@ -146,7 +146,7 @@ def _reset(
     *,
     force: bool,
 ) -> None:
-    """Store the offsets of all rows. A number of the coordinator fences whoever has the queues before."""
+    """Store the offsets of all rows. A number of the coordinator fences the members that have the queues before."""
     left = {(row["topic"], row["queue_id"]): int(row["to"]) for row in rows}
     for _ in range(RESET_TRIES):
         queues: dict[str, list[int]] = {}

@@ -45,7 +45,7 @@ class GroupProgress:
             if place is None:
                 continue
             known = self._oldest.get(names)
-            # A group that stands still is not looked up again: its message may be far behind, on a busy disk.
+            # A group that stands still is not looked up again: its message may be an old one, on a busy disk.
             time_ms = known[1] if known and known[0] == place else self._time_at(place)
             if time_ms is not None:
                 oldest[names] = place, time_ms

@@ -55,11 +55,11 @@ class ComparedWorld(World):
         assert wanted is not None
         version, queues, is_replaced = wanted
         assert message.beat is not None
-        told = None if message.beat.version == version else queues
+        heard = None if message.beat.version == version else queues
         if message.beat.is_leaving:
-            told = {}
+            heard = {}
         expect(
-            (found.version, found.assignment, found.is_replaced) == (version, told, is_replaced),
+            (found.version, found.assignment, found.is_replaced) == (version, heard, is_replaced),
             "an answer",
             message,
             wanted,

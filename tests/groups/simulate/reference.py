@@ -41,7 +41,7 @@ class Place(NamedTuple):
     is_away: bool = False
 
     @property
-    def told(self) -> dict[QueueKey, int]:
+    def heard(self) -> dict[QueueKey, int]:
         """What an answer gives it."""
         return {queue: number for queue, number in self.held.items() if queue not in self.owed}
 
@@ -232,7 +232,7 @@ class Reference:
         number = draft.number
         for name in sorted(draft.places):
             before, after = draft.places[name], found.places[name]
-            kept = {queue for queue in before.held if queue in after.told}
+            kept = {queue for queue in before.held if queue in after.heard}
             got = after.held.keys() - before.held.keys()
             quota = quotas.get(name, 0)
             lost = before.held.keys() - kept
@@ -294,7 +294,7 @@ class Reference:
         place = self.now.places.get(beat.member_id)
         if at in self._refused or place is None:
             return None
-        return place.version, place.told, place.is_replaced
+        return place.version, place.heard, place.is_replaced
 
 
 class ReferenceShard:
