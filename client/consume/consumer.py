@@ -169,7 +169,6 @@ class Consumer(OpenClient):
         #: for topics that come later
         self._start = config.start
         self._look_again_s, self._look_again_pause_s = 0.0, DELETED_AGAIN_S
-        self._routes.topics.look_again(self._wanted.names)
         self._starts = StartOffsets(self._routes, config.group)
         #: topic -> its queues that are read, if that are all
         self._queue_counts: dict[str, int] = {}

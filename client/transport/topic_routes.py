@@ -13,7 +13,13 @@ from typing import Any, NamedTuple, Protocol
 from raymq.client.arguments import check_number
 from raymq.client.messages.topic_values import TopicValues
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected, TopicMissing, Unavailable
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    RayMQError,
+    Rejected,
+    TopicMissing,
+    Unavailable,
+)
 from raymq.store.base.format import check_topic_name
 from raymq.store.state.topics import refuse_system_topic
 
@@ -127,7 +133,7 @@ class TopicRoutes:
         """Ask for topics that are known: they may have been deleted and made again. Never raises for a silent shard."""
         if any(name in self._topics for name in names):
             # The first shard is the first one that deletes a topic, and makes it again.
-            with contextlib.suppress(Unavailable):
+            with contextlib.suppress(Unavailable, DeliveryUnknown):
                 found = self._routes.call(0, "topics", {}, CALL_TIMEOUT_S)
                 self.forget(name for name in names if name not in found)
                 self.note(found)
