@@ -177,8 +177,9 @@ class LeaderHealth:
     def watch_stall(self, view: LeaderView, *, has_advanced: bool) -> Advice | None:
         """Let another replica lead when the own disk has stored nothing for long.
 
-        A leader without its EPOCH record has no follower yet, and steps down. Another one hands over: nothing is cut.
-        Args: as of `watch_lateness`.
+        A leader without its EPOCH record has no follower yet: it steps down, and asks another replica to try at once.
+        That one may wait longer for a leader than this one does, which would lead again before. Another leader hands
+        over: nothing is cut. Args: as of `watch_lateness`.
         """
         known, log = view.known, view.log
         stall_ms = self._limits.disk_stall_ms << min(self.stalled_leaderships, MOST_DOUBLINGS)
@@ -193,7 +194,9 @@ class LeaderHealth:
         known.stored_ms = view.now_ms
         if known.begun_end is None:
             self.stalled_leaderships += 1
-            return Advice(f"the disk took no EPOCH record for {stall_ms} ms", None)
+            return Advice(
+                f"the disk took no EPOCH record for {stall_ms} ms", self._next_candidate(view)
+            )
         advice = self._hand_over_to_best(view, f"the disk stored nothing for {stall_ms} ms")
         self.stalled_leaderships += advice is not None
         return advice
@@ -257,6 +260,12 @@ class LeaderHealth:
         ]
         enough = majority(len(self._members))
         return -number if sum(voters) + (most >= view.log.end) >= enough else None
+
+    def _next_candidate(self, view: LeaderView) -> int | None:
+        """The next replica by number that answers and could lead, whichever log it has; None: there is none."""
+        count = max(self._members) + 1
+        able = [each for each in self._streaming_replicas(view) if self._may_be_called(each, view)]
+        return min(able, key=lambda replica: (replica - self._me) % count, default=None)
 
     # --- calls ------------------------------------------------------------------------------------
 

@@ -602,12 +602,32 @@ def test_a_leader_whose_disk_stalls_stays_without_a_follower_that_may_lead():
     assert not replica.had(r.StopPuts)
 
 
-def test_a_leader_whose_disk_takes_no_epoch_record_steps_down_and_waits_for_another():
-    replica = leader(begun=False)
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({}, {1}), ({"candidates": (0, 2)}, {2})],
+)
+def test_a_leader_whose_disk_takes_no_epoch_record_steps_down_and_asks_the_next_to_take_over(
+    options, asked: set[int]
+):
+    replica = leader(begun=False, **options)
     replica.log = replica.log._replace(is_writable=False)
     lead_on(replica, LIMITS.disk_stall_ms + LIMITS.heartbeat_ms)
     (down,) = replica.had(r.StepDown)
     assert "took no EPOCH record" in down.reason
+    # It may wait longer for a leader than this one, which would be elected again and again.
+    assert {each.addressee.id for each in replica.sent(wire.TakeOver)} == asked
+
+
+def test_a_leader_whose_disk_takes_no_epoch_record_steps_down_without_a_replica_to_ask():
+    replica = leader(begun=False)
+    replica.log = replica.log._replace(is_writable=False, uncallable=frozenset({1, 2}))
+    for check in range(1, 9):
+        for other in (1, 2):
+            uncallable = tuple({0, 1, 2} - {other})
+            replica.hear(other, wire.CheckLeaderReply(check, True, True, uncallable))
+        replica.tick(LIMITS.heartbeat_ms)
+    assert replica.had(r.StepDown)
+    assert not replica.sent(wire.TakeOver)
 
 
 def test_a_disk_that_stalls_in_each_leadership_is_borne_for_twice_as_long_until_it_stores():
