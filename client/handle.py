@@ -201,8 +201,11 @@ class ClusterHandle:
             return
         with self._lock:
             connections, self._connections = self._connections, {}
+            followed = self._followed
         for connection in connections.values():
             connection.close()
+        if followed is not None:
+            followed.close()
 
     def __del__(self) -> None:
         # None: the program ends, and Python has cleared this module.

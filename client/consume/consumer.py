@@ -846,6 +846,7 @@ class Consumer(OpenClient):
             self._assigned.join()
             if member is not None:
                 member.leave(keeps_place=keep_place)
+            self._routes.close()
 
     def __del__(self) -> None:
         if "_assigned" not in self.__dict__ or self._assigned.state.closed:

@@ -57,6 +57,7 @@ from .connection import (
     open_connection,
 )
 from .flight_client import CALL_TIMEOUT_S
+from .kept_connections import KeptConnections
 from .leader_route import LeaderRoute, Resolver, RoutedCluster
 from .topic_routes import TopicRoutes
 
@@ -110,6 +111,7 @@ class Routes:
         self._recoveries: dict[int, int] = {}
         self._clock = Clock()
         self._watch = FetchWatch()
+        self._kept = KeptConnections(self._connect_to)
 
     @classmethod
     def of(cls, cluster: RoutedCluster) -> Routes:
@@ -146,11 +148,14 @@ class Routes:
 
     def connect(self, shard: int) -> Connection:
         """A connection to the last known address of a shard. Raises: Unavailable when none is known."""
+        return self._connect_to(shard, self._endpoint(shard))
+
+    def _endpoint(self, shard: int) -> str:
         with self._lock:
             endpoint = self.endpoints.get(shard)
         if endpoint is None:
             raise Unavailable(f"shard {shard} does not serve yet; see `raymq status`", shard=shard)
-        return self._connect_to(shard, endpoint)
+        return endpoint
 
     def _connect_to(self, shard: int, endpoint: str) -> Connection:
         return open_connection(
@@ -683,14 +688,19 @@ class Routes:
             return connection.begin(op, args)
 
         def call() -> dict[str, Any]:
-            with closing(self._connect_to(shard, endpoint)) as connection:
-                return connection.call(op, args, timeout=timeout_s)
+            return self._kept.call(shard, endpoint, op, args, timeout_s)
 
         return in_thread(call, f"raymq-ask-{shard}")
 
     def call_once(
         self, shard: int, op: str, args: Mapping[str, object], timeout_s: float
     ) -> dict[str, object]:
-        """One try, over a connection of its own: a thread that no caller waits for any more leaves none open."""
-        with closing(self.connect(shard)) as connection:
-            return connection.call(op, args, timeout=timeout_s)
+        """One try, over the connection that is kept for calls to this replica."""
+        if self.transport == "ray":
+            with closing(self.connect(shard)) as connection:
+                return connection.call(op, args, timeout=timeout_s)
+        return self._kept.call(shard, self._endpoint(shard), op, args, timeout_s)
+
+    def close(self) -> None:
+        """Close the connections for calls. A later call opens another one."""
+        self._kept.close()

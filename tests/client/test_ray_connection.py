@@ -84,7 +84,7 @@ class FakeRoutes(Routes):
         super().__init__({0: "shard-0"}, TOKEN, cluster_id=CLUSTER_ID, resolver=dict)
         self.handle = handle
 
-    def connect(self, shard: int) -> RayShardConnection:
+    def _connect_to(self, shard: int, endpoint: str) -> RayShardConnection:
         """A connection, without asking Ray for the actor."""
         return HandleConnection(self.handle)
 

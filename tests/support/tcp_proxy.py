@@ -15,6 +15,8 @@ class TcpProxy:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._refusing = False
+        #: connections that were let through so far
+        self.accepted = 0
         self._flows = threading.Event()
         self._flows.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -42,6 +44,7 @@ class TcpProxy:
 
             with self._lock:
                 self._sockets |= {client, server}
+                self.accepted += 1
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
 
