@@ -20,6 +20,8 @@ def check_number(
     name: str, value: object, minimum: float, maximum: float = _NO_LIMIT, *, whole: bool = True
 ) -> None:
     """Raises: Rejected unless `value` is a number (and not a bool) from `minimum` to `maximum`."""
+    if type(value) is int and minimum <= value <= maximum:
+        return
     kind: Any = Integral if whole else Real
     if not isinstance(value, kind) or isinstance(value, bool) or not minimum <= value <= maximum:
         limit = f"{minimum:g} or more" if maximum == _NO_LIMIT else f"{minimum:g} to {maximum:g}"
@@ -70,10 +72,17 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise Rejected(message, field=name, limit=", ".join(choices))
 
 
+def check_offset(queue_id: int, offset: object) -> None:
+    """Raises: Rejected unless this is an offset."""
+    # Without its name most of the time: a commit may have a thousand queues.
+    if type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
+        check_number(f"the offset of queue {queue_id}", offset, 0, OFFSET_MAX)
+
+
 def check_offsets(offsets: Mapping[int, int]) -> None:
     """Raises: Rejected unless every value of this mapping from queue id to offset is an offset."""
     for queue_id, offset in offsets.items():
-        check_number(f"the offset of queue {queue_id}", offset, 0, OFFSET_MAX)
+        check_offset(queue_id, offset)
 
 
 def clean_token(field: str, token: str | None) -> str:

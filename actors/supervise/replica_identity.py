@@ -15,6 +15,8 @@ class ReplicaIdentity:
         """Args: `facts`: those that its process was started with."""
         self._facts = facts
         self._store = store
+        #: the number of its shard
+        self.shard = int(facts["shard"])
 
     def facts(self) -> dict[str, Any]:
         """Cluster id, shard, number of shards and this process's incarnation."""

@@ -16,7 +16,7 @@ from raymq.client import forks
 from raymq.client.arguments import (
     check_choice,
     check_number,
-    check_offsets,
+    check_offset,
     plain_int,
     takes_options_of,
     wait_s,
@@ -609,7 +609,7 @@ class Consumer(OpenClient):
             check_choice("offset", offset, ("earliest", "latest"))
             earliest, latest = self._starts.ranges(key[0], [shard])[key[1]]
             offset = latest if offset == "latest" else earliest
-        check_offsets({key[1]: offset})
+        check_offset(key[1], offset)
         self._seek(key, int(offset), is_chosen=is_chosen)
 
     def _seek(self, key: QueueKey, offset: int, *, is_chosen: bool) -> None:
@@ -723,7 +723,8 @@ class Consumer(OpenClient):
                 wanted.pop(key, None)
         else:
             wanted = {self._key_of(queue): offset for queue, offset in offsets.items()}
-        check_offsets({key[1]: offset for key, offset in wanted.items()})
+        for (_, queue_id), offset in wanted.items():
+            check_offset(queue_id, offset)
         if self._member is not None:
             self._member.commit(wanted)
             return

@@ -27,6 +27,8 @@ class GroupMember:
         self.version = 0
         #: queue -> number of its grant: the newest assignment
         self.assigned: dict[QueueKey, int] = {}
+        #: a queue of that assignment was lost
+        self._has_lost = False
         #: the same of queues that it has to release, and that its program has not given up yet
         self.releasing: dict[QueueKey, int] = {}
         #: the assigned queues whose claim was answered, each with the number that was claimed
@@ -52,7 +54,10 @@ class GroupMember:
             return Beat(self.member_id, self.version, {}, None, keeps_place=True)
         return Beat(self.member_id, is_leaving=True)
 
-    def _owned(self) -> dict[QueueKey, int]:
+    def _owned(self) -> dict[QueueKey, int] | None:
+        """The queues that it has; None: those of the assignment that it has applied, as at most times."""
+        if self.version and not self.releasing and not self._has_lost:
+            return None
         return {**self.assigned, **self.releasing}
 
     def subscribe(self, join: JoinRequest) -> None:
@@ -79,6 +84,7 @@ class GroupMember:
                 self.claimed.pop(key, None)
         self.version = answer.version
         self.assigned = dict(answer.assignment)
+        self._has_lost = False
 
     def _is_newer(self, version: int) -> bool:
         return version > self.version
@@ -130,6 +136,7 @@ class GroupMember:
         if is_assigned:
             del self.assigned[key]
             self.claimed.pop(key, None)
+            self._has_lost = True
         is_releasing = self.releasing.get(key) == number
         if is_releasing:
             del self.releasing[key]

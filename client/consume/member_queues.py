@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 from raymq.client.transport.ask import LEADER_TIMEOUT_S
 from raymq.client.transport.routes import Routes
+from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import RayMQError, Rejected, TopicMissing, Unavailable
 from raymq.store.groups.members import TopicSubscription
@@ -188,12 +191,16 @@ class MemberQueues:
         numbers = self.membership.commit_numbers(offsets)
         fenced = offsets.keys() - numbers.keys()
         calls: dict[tuple[int, str], list[QueueKey]] = {}
-        for key in sorted(numbers):
+        for topic, found in groupby(sorted(numbers), key=itemgetter(0)):
+            keys = list(found)
             try:
-                calls.setdefault((_shard_of(self._routes, key), key[0]), []).append(key)
+                route = _route_with(self._routes, keys[-1])
             except TopicMissing:
                 if not self._passes_over_deleted:
                     raise
+                continue
+            for key in keys:
+                calls.setdefault((route.shard_of(key[1]), topic), []).append(key)
 
         failed: RayMQError | None = None
         for (shard, topic), queues in calls.items():
@@ -253,8 +260,8 @@ class MemberQueues:
         self.membership.leave(keeps_place=keeps_place)
 
 
-def _shard_of(routes: Routes, key: QueueKey) -> int:
-    """The shard of a queue, which may have been added to its topic lately."""
+def _route_with(routes: Routes, key: QueueKey) -> TopicRoute:
+    """The route of a topic that has a queue, which may have been added lately. Raises: TopicMissing, Unavailable."""
     topic, queue_id = key
     route = routes.topics.find(topic)
     if queue_id >= route.queues:
@@ -265,4 +272,9 @@ def _shard_of(routes: Routes, key: QueueKey) -> int:
     if queue_id >= route.queues:
         # Queues are added one shard after the other.
         raise Unavailable(f"queue {queue_id} of {topic} is not known everywhere yet")
-    return route.shard_of(queue_id)
+    return route
+
+
+def _shard_of(routes: Routes, key: QueueKey) -> int:
+    """The shard of a queue. Raises: as `_route_with`."""
+    return _route_with(routes, key).shard_of(key[1])

@@ -13,7 +13,7 @@ from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Claim
 from raymq.store.groups.heartbeat import Beat, pack_answer
 
-from .scope import LeaderScope, check_offset, check_queue, created_shards, shard_of, topic_of
+from .scope import LeaderScope, check_commit, check_queue, created_shards, shard_of, topic_of
 
 
 def find_coordinator(leader: LeaderScope, group: str) -> dict[str, object]:
@@ -133,9 +133,7 @@ def reset_offsets(
     leader.check_serving()
     check_group_name(group)
     info = topic_of(leader, topic)
-    for queue_id, offset in offsets.items():
-        check_queue(leader, info, queue_id)
-        check_offset(leader, info, queue_id, offset)
+    check_commit(leader, info, offsets)
     return {"fenced": fenced_queues(leader.claims.reset(group, topic, offsets, number))}
 
 

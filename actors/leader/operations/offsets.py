@@ -10,7 +10,7 @@ from raymq.store.services.retry import send_back as put_back
 from raymq.store.state.topics import QUEUES_MAX
 
 from .groups import fenced_queues
-from .scope import LeaderScope, check_offset, check_queue, shard_of, topic_of
+from .scope import LeaderScope, check_commit, check_queue, shard_of, topic_of
 
 
 def commit_offsets(
@@ -30,9 +30,7 @@ def commit_offsets(
     leader.check_serving()
     check_group_name(group)
     info = topic_of(leader, topic)
-    for queue_id, offset in offsets.items():
-        check_queue(leader, info, queue_id)
-        check_offset(leader, info, queue_id, offset)
+    check_commit(leader, info, offsets)
     if numbers is None:
         leader.claims.commit_unclaimed(group, topic, offsets)
         return {}

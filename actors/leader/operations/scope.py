@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from raymq.actors.api import call_arguments
@@ -51,7 +52,7 @@ class LeaderScope(Protocol):
 
 def shard_of(leader: LeaderScope) -> int:
     """The number of this shard."""
-    return int(leader.parts.identity.facts()["shard"])
+    return leader.parts.identity.shard
 
 
 def joined_shards(leader: LeaderScope) -> int:
@@ -88,6 +89,16 @@ def check_queue(leader: LeaderScope, info: TopicInfo, queue_id: int) -> None:
             limit=f"the queues of shard {shard}",
             found=queue_id,
         )
+
+
+def check_commit(leader: LeaderScope, info: TopicInfo, offsets: Mapping[int, int]) -> None:
+    """Raises: as `check_queue` and `check_offset`, for queues and their offsets."""
+    shard = shard_of(leader)
+    is_own = [each == shard for each in info.shards]
+    for queue_id, offset in offsets.items():
+        if not (0 <= queue_id < info.queues and is_own[queue_id % len(is_own)]):
+            check_queue(leader, info, queue_id)
+        check_offset(leader, info, queue_id, offset)
 
 
 def check_offset(leader: LeaderScope, info: TopicInfo, queue_id: int, offset: int) -> None:

@@ -107,6 +107,10 @@ def take_old_answers(self: GroupMember, version):
     return version != self.version
 
 
+def say_nothing_of_its_queues(self: GroupMember) -> None:
+    return None
+
+
 def begin_where_it_looked_before(message, committed):
     return message.offset
 
@@ -140,6 +144,7 @@ BY_WALKS = [
     (GroupMember, "takes_claim", take_any_claim_in_time),
     (coordinator, "_next_version", count_versions),
     (GroupMember, "_is_newer", take_old_answers),
+    (GroupMember, "_owned", say_nothing_of_its_queues),
     (world, "member_id", one_id),
     (coordinator, "_replace", replace_at_once),
     (group_member, "BELIEF_PERCENT", 100),

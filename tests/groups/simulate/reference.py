@@ -192,7 +192,9 @@ class Reference:
 
     def _give_back(self, name: str, beat: Beat) -> None:
         """End what a member had to release and has released, and what it could not claim."""
-        place, has = self._draft.places[name], beat.owned or {}
+        place = self._draft.places[name]
+        # Without a word of them it has those of the assignment, and none of those to release.
+        has = place.held.keys() - place.owed.keys() if beat.owned is None else beat.owned.keys()
         ended = set()
         for queue in place.held:
             # Under an older number, too, it goes on reading.

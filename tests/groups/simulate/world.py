@@ -213,6 +213,8 @@ class World:
         self.answered: dict[QueueKey, int] = dict.fromkeys(self.keys, 0)
         #: (queue, number) -> the member that it names
         self.named: dict[tuple[QueueKey, int], str] = {}
+        #: queue -> the member that has it by the records, and its number, at the last check
+        self.granted: dict[QueueKey, tuple[str, int]] = {}
 
     def _make(self, name: str, index: int, joined: int) -> Process:
         facts = MemberFacts(
@@ -233,6 +235,7 @@ class World:
         copied.log, copied.shard_log = self.log.copy(), self.shard_log.copy()
         copied.net, copied.answered = list(self.net), dict(self.answered)
         copied.named = dict(self.named)
+        copied.granted = dict(self.granted)
         copied.delivered = {key: set(each) for key, each in self.delivered.items()}
         copied.processes = {name: each.copy() for name, each in self.processes.items()}
         memo: dict[int, Any] = {id(self.topics): self.topics}
@@ -591,13 +594,20 @@ class World:
                 )
                 owners[key] = name
 
-        granted: dict[QueueKey, str] = {}
         group = self.table.groups.get(GROUP)
         members = group.members if group is not None else {}
+        before, self.granted = self.granted, {}
         for owner_id, facts in members.items():
-            for key in facts.grants:
-                need(key not in granted, "I2: granted twice", key, owner_id)
-                granted[key] = owner_id
+            for key, number in facts.grants.items():
+                need(key not in self.granted, "I2: granted twice", key, owner_id)
+                self.granted[key] = owner_id, number
+        for process in self.processes.values():
+            member = process.member
+            is_member = member.member_id in members and member.believes(process.now_ms(self.now_ms))
+            for key, number in {**member.assigned, **member.releasing}.items() if is_member else ():
+                had = before.get(key) == (member.member_id, number)
+                is_free = self.granted.get(key) != (member.member_id, number)
+                need(not (had and is_free), "I10: free before it was released", key, member)
         for process in self.processes.values():
             for key, number in process.member.assigned.items():
                 named = self.named.setdefault((key, number), process.member.member_id)
