@@ -140,13 +140,21 @@ def simulate_groups(session: nox.Session) -> None:
 
 @nox.session
 def groups(session: nox.Session) -> None:
-    """Consumer groups in bad cases on real Ray, and a filter that never matches over ten million messages."""
+    """Consumer groups in bad cases on real Ray, and a filter that never matches over ten million messages.
+
+    200 members are stopped and killed.
+    """
     session.install("-e", ".[dev]")
     session.run(
-        *("python", "-m", "pytest", "tests/ray/test_groups.py", "tests/ray/test_group_faults.py"),
+        # With -s it prints how long queues had no owner.
+        *("python", "-m", "pytest", "-s"),
+        *("tests/ray/test_groups.py", "tests/ray/test_group_faults.py"),
         "tests/client/test_filtered_groups.py",
         *("--timeout", "3600", *session.posargs),
-        env={"RAYMQ_FILTERED_MESSAGES": os.environ.get("RAYMQ_FILTERED_MESSAGES", "10000000")},
+        env={
+            "RAYMQ_GROUP_KILLS": os.environ.get("RAYMQ_GROUP_KILLS", "200"),
+            "RAYMQ_FILTERED_MESSAGES": os.environ.get("RAYMQ_FILTERED_MESSAGES", "10000000"),
+        },
     )
 
 

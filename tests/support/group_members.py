@@ -41,19 +41,21 @@ class MemberProcess:
         group: str,
         place: Path,
         environment: Mapping[str, str] | None = None,
+        *,
+        session_timeout_s: float = 3.0,
     ) -> None:
         """Args: `place`: of its history. `environment`: None: that of this process."""
         self.place = place
+        self._read_bytes = 0
+        self._owned: set[int] = set()
+        self._commits = 0
         command = [sys.executable, "-m", "tests.support.group_worker", url, topic, group]
-        self.process = subprocess.Popen([*command, str(place)], cwd=ROOT, env=environment)
+        words = [str(place), str(session_timeout_s)]
+        self.process = subprocess.Popen([*command, *words], cwd=ROOT, env=environment)
 
     def lines(self) -> list[list[str]]:
         """What it has written down so far."""
-        return (
-            [line.split() for line in self.place.read_text().splitlines()]
-            if self.place.exists()
-            else []
-        )
+        return [line.split() for line in self._written(0).decode().splitlines()]
 
     def history(self) -> list[Entry]:
         """What it has read and committed."""
@@ -65,17 +67,37 @@ class MemberProcess:
 
     def queues(self) -> set[int]:
         """The queues that it owned last."""
-        owned = [line[1:] for line in self.lines() if line[0] == "owns"]
-        return set(map(int, owned[-1])) if owned else set()
+        self._read_on()
+        return self._owned
 
     def commits(self) -> int:
         """How many offsets it has committed."""
-        return sum(entry.kind == "committed" for entry in self.history())
+        self._read_on()
+        return self._commits
 
     def end(self) -> None:
         """Kill it."""
         self.process.kill()
         self.process.wait()
+
+    def _written(self, start: int) -> bytes:
+        """The whole lines from this byte on. A process that is killed may leave a part of one."""
+        if not self.place.exists():
+            return b""
+        with self.place.open("rb") as file:
+            file.seek(start)
+            found = file.read()
+        return found[: found.rfind(b"\n") + 1]
+
+    def _read_on(self) -> None:
+        """Take in what it has written down since the last call: a history may be long."""
+        written = self._written(self._read_bytes)
+        self._read_bytes += len(written)
+        for line in written.decode().splitlines():
+            kind, *words = line.split()
+            if kind == "owns":
+                self._owned = set(map(int, words))
+            self._commits += kind == "committed"
 
 
 def read_as_member(

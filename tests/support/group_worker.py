@@ -1,6 +1,6 @@
 """A program that reads as a member of a group, in a process of its own, and writes down what it saw.
 
-    python -m tests.support.group_worker URL TOPIC GROUP FILE
+    python -m tests.support.group_worker URL TOPIC GROUP FILE SESSION_TIMEOUT_S
 
 Each line of FILE is flushed: `read QUEUE OFFSET NUMBER` for a message and the number under which its queue was owned,
 `committed QUEUE OFFSET NUMBER` for an offset whose commit was acknowledged, `owns QUEUES` when its queues have changed,
@@ -10,17 +10,19 @@ and `fenced` and `failed` for errors.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import raymq
 from raymq.store.base.errors import Fenced, RayMQError
 
 
 def main() -> None:
-    url, topic, group, path = sys.argv[1:]
+    url, topic, group, path, session_s = sys.argv[1:]
+    options: dict[str, Any] = {"start": "earliest", "session_timeout_s": float(session_s)}
     with (
         open(path, "a", buffering=1) as lines,
         raymq.connect(url) as cluster,
-        cluster.consumer(topic, group=group, start="earliest", session_timeout_s=3) as consumer,
+        cluster.consumer(topic, group=group, **options) as consumer,
     ):
         shown = None
         while True:
