@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import select
@@ -45,6 +46,8 @@ class ReplicatedShard:
 
     def __init__(self, place: Path, replicas: int, variables: Mapping[str, str]) -> None:
         """Args: `variables`: of its Ray and its processes."""
+        #: of which the other methods speak
+        self.number = 0
         self.replicas = range(replicas)
         self.paths = ClusterPaths(place / "data")
         self.environment = {
@@ -55,6 +58,12 @@ class ReplicatedShard:
             **variables,
         }
         self.cluster: raymq.Cluster
+
+    def sibling(self, number: int) -> ReplicatedShard:
+        """Another shard of the same cluster."""
+        found = copy.copy(self)
+        found.number = number
+        return found
 
     def command(self, *words: str) -> dict[str, Any]:
         """Run `raymq` and take its answer."""
@@ -92,12 +101,12 @@ class ReplicatedShard:
 
     def call(self, replica: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """Run an operation at one replica. Raises: RayMQError when it refuses or does not answer."""
-        endpoint = read_endpoint(self.paths.replica(0, replica))
+        endpoint = read_endpoint(self.paths.replica(self.number, replica))
         if endpoint is None:
             raise Unavailable(f"replica {replica} has not said where it listens")
         cluster = self.cluster
         connection = ShardConnection(
-            endpoint, cluster.token, cluster.cluster_id, shard=0, ca=cluster.ca
+            endpoint, cluster.token, cluster.cluster_id, shard=self.number, ca=cluster.ca
         )
         try:
             return connection.call(op, args, timeout=2.0)
@@ -129,11 +138,12 @@ class ReplicatedShard:
 
     def log_file(self, replica: int, start: int) -> bytes:
         """The file of the replica's log that begins at a byte offset."""
-        return (self.paths.replica(0, replica) / "commitlog" / f"{start:020d}").read_bytes()
+        place = self.paths.replica(self.number, replica) / "commitlog"
+        return (place / f"{start:020d}").read_bytes()
 
     def commit_log(self, replica: int, stop: int) -> bytes:
         """The replica's log, up to a byte offset."""
-        files = sorted((self.paths.replica(0, replica) / "commitlog").iterdir())
+        files = sorted((self.paths.replica(self.number, replica) / "commitlog").iterdir())
         return b"".join(path.read_bytes() for path in files)[:stop]
 
     def read(self, topic: str) -> Iterator[Read]:
@@ -350,16 +360,24 @@ def check_logs(shard: ReplicatedShard) -> int:
 
 @contextlib.contextmanager
 def started_shard(
-    replicas: int, name: str, variables: Mapping[str, str] | None = None
+    replicas: int,
+    name: str,
+    variables: Mapping[str, str] | None = None,
+    *,
+    shards: int = 1,
+    options: Sequence[str] = (),
 ) -> Iterator[ReplicatedShard]:
-    """A shard with the topics TOPIC and ASIDE. Args: `variables`: of its Ray and its processes; None: none."""
+    """The first shard of a cluster with the topics TOPIC and ASIDE.
+
+    Args: `variables`: of its Ray and its processes; None: none. `options`: further ones of `raymq start`.
+    """
     # Not pytest's directory: it is under /tmp, which a cluster that is meant to last refuses.
     place = Path(tempfile.mkdtemp(prefix=".raymq-test-", dir=disk_root()))
     world = ReplicatedShard(place, replicas, variables or {})
     try:
         world.start(
-            *("--name", name, "--shards", "1", "--replicas", str(replicas)),
-            *("--segment-size-bytes", str(FILE_BYTES)),
+            *("--name", name, "--shards", str(shards), "--replicas", str(replicas)),
+            *("--segment-size-bytes", str(FILE_BYTES), *options),
         )
         world.cluster = raymq.connect(world.paths.data_dir)
         world.cluster.create_topic(TOPIC, queues=QUEUES)
