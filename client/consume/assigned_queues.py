@@ -12,7 +12,13 @@ from raymq.client.messages.message import queue_offsets
 from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.base.errors import (
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    TopicMissing,
+    Unavailable,
+)
 from raymq.store.state.topics import QueueKey
 
 from .consumer_config import ReadFrom
@@ -186,6 +192,20 @@ class AssignedQueues:
                 state.deleted.discard(key)
                 if key in self._shards:
                     self.seek(key, offset, is_chosen=False)
+
+    def passes_over(self, error: RayMQError, topic: str) -> bool:
+        """Whether a commit failed because its topic was deleted, and this consumer goes on without that topic.
+
+        The topic may have been made again: then it does not hold the offsets of the one before.
+        """
+        if not self.state.passes_over_deleted:
+            return False
+        if isinstance(error, OffsetOutOfRange):
+            topics = self._routes.topics
+            topics.look_again([topic])
+            newest = (topics.generations([topic]) or {}).get(topic, 0)
+            return newest > self.state.generations.get(topic, 0)
+        return isinstance(error, TopicMissing)
 
     def _forget(self, key: QueueKey, shard: int) -> None:
         """Drop what was read ahead of a queue, and its failure. Needs the lock."""

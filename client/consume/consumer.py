@@ -33,7 +33,13 @@ from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected, TopicMissing, TopicWithOtherQueues, Unavailable
+from raymq.store.base.errors import (
+    OffsetOutOfRange,
+    Rejected,
+    TopicMissing,
+    TopicWithOtherQueues,
+    Unavailable,
+)
 from raymq.store.base.format import check_group_name
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic
 
@@ -710,7 +716,8 @@ class Consumer(OpenClient):
         Raises:
             Rejected: the consumer has no group; or it has named `queues`, and a member has one of them.
             Fenced: another member has some of the queues now. The offsets of the others are stored.
-            OffsetOutOfRange: a queue does not hold its offset. None of that shard's offsets is stored then.
+            OffsetOutOfRange: a queue does not hold its offset. None of that topic's offsets on the shard is stored
+                then.
             Unavailable: a shard does not answer.
         """
         self._check_group("cannot commit")
@@ -737,8 +744,8 @@ class Consumer(OpenClient):
             arguments = {"group": self.group, "topic": topic, "offsets": own}
             try:
                 self._routes.call(shard, "commit_offsets", arguments)
-            except TopicMissing:
-                if not self._assigned.state.passes_over_deleted:
+            except (TopicMissing, OffsetOutOfRange) as error:
+                if not self._assigned.passes_over(error, topic):
                     raise
 
     def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:

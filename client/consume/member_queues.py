@@ -209,7 +209,7 @@ class MemberQueues:
                 answer = self._routes.call(shard, "commit_offsets", arguments)
             except RayMQError as error:
                 # The offsets of the others are stored. Those of a deleted topic mean nothing.
-                if not (isinstance(error, TopicMissing) and self._passes_over_deleted):
+                if not self._assigned.passes_over(error, topic):
                     failed = failed or error
                 continue
             refused = {(topic, int(queue_id)) for queue_id in answer["fenced"]}

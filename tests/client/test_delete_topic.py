@@ -312,6 +312,33 @@ def test_a_commit_leaves_out_what_was_deleted(cluster: Cluster) -> None:
         assert member.committed() == {("logs-b", 0): 1}
 
 
+def test_a_commit_leaves_out_what_was_deleted_and_made_again(cluster: Cluster) -> None:
+    for name in ("logs-a", "logs-b"):
+        cluster.create_topic(name, queues=1)
+        send(cluster, name, 0, b"x", b"y", b"z")
+    options: Any = {"start": "earliest", "session_timeout_s": 1}
+    with cluster.consumer(raymq.matching("logs-*"), group="g", **options) as member:
+        # Some of both, so that the offset lies below the first one of the new topic.
+        until(lambda: len(member.positions()) == 2, lambda: member.poll(1, 0.1))
+        cluster.delete_topic("logs-a")
+        cluster.create_topic("logs-a", queues=1)
+        member.commit({("logs-a", 0): 1, ("logs-b", 0): 1})
+        assert member.committed().get(("logs-b", 0)) == 1
+        assert member.committed().get(("logs-a", 0), 3) == 3
+
+
+def test_an_offset_that_the_topic_does_not_hold_is_refused_also_by_a_pattern(
+    cluster: Cluster,
+) -> None:
+    cluster.create_topic("logs-a", queues=1)
+    send(cluster, "logs-a", 0, b"x")
+    options: Any = {"start": "earliest", "session_timeout_s": 1}
+    with cluster.consumer(raymq.matching("logs-*"), group="g", **options) as member:
+        until(lambda: len(member.positions()) == 1, lambda: member.poll(1, 0.1))
+        with pytest.raises(OffsetOutOfRange):
+            member.commit({("logs-a", 0): 9})
+
+
 def test_a_creation_that_meets_a_deletion_begins_again(served: ServedCluster) -> None:
     cluster = served.cluster
     cluster.create_topic("t", queues=2)

@@ -85,9 +85,13 @@ class Program:
         def try_again() -> None:
             try:
                 consumer.commit()
-            except (Fenced, OffsetOutOfRange):
-                # Of queues of the deleted topic, which were taken away, or begin above. Other offsets are stored.
+            except Fenced:
+                # Of queues of the deleted topic, which were taken away. Other offsets are stored.
                 pass
+            except OffsetOutOfRange:
+                # The queues of the topic that was made again begin above. A member with a pattern passes them over.
+                if not isinstance(self._topics, str):
+                    raise
             except (Unavailable, DeliveryUnknown):
                 pause()
                 return
