@@ -94,7 +94,8 @@ class Fleet:
     """Client processes whose heartbeats one thread sends."""
 
     def __init__(self, cluster: raymq.Cluster) -> None:
-        self._routes = Routes.of(cluster)
+        # As the members of a program do.
+        self._routes = Routes.of(cluster, keeps_connections=True)
         self._shard = 0
         self.processes: list[Process] = []
 

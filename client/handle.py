@@ -327,7 +327,7 @@ class ClusterHandle:
             return Routes.of(self)
         with self._lock:
             if self._followed is None:
-                self._followed = Routes.of(self)
+                self._followed = Routes.of(self, keeps_connections=True)
             return self._followed
 
     def _keep(self, routes: Routes) -> None:

@@ -14,6 +14,7 @@ from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
     OffsetOutOfRange,
+    QueueMissing,
     RayMQError,
     Rejected,
     TopicMissing,
@@ -196,16 +197,18 @@ class AssignedQueues:
     def passes_over(self, error: RayMQError, topic: str) -> bool:
         """Whether a commit failed because its topic was deleted, and this consumer goes on without that topic.
 
-        The topic may have been made again: then it does not hold the offsets of the one before.
+        The topic may have been made again: then it has other offsets, and perhaps fewer queues.
         """
         if not self.state.passes_over_deleted:
             return False
-        if isinstance(error, OffsetOutOfRange):
-            topics = self._routes.topics
-            topics.look_again([topic])
-            newest = (topics.generations([topic]) or {}).get(topic, 0)
-            return newest > self.state.generations.get(topic, 0)
-        return isinstance(error, TopicMissing)
+        if isinstance(error, TopicMissing):
+            return True
+        if not isinstance(error, (OffsetOutOfRange, Rejected, QueueMissing)):
+            return False
+        topics = self._routes.topics
+        topics.look_again([topic])
+        newest = (topics.generations([topic]) or {}).get(topic, 0)
+        return newest > self.state.generations.get(topic, 0)
 
     def _forget(self, key: QueueKey, shard: int) -> None:
         """Drop what was read ahead of a queue, and its failure. Needs the lock."""

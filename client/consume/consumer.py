@@ -34,7 +34,7 @@ from raymq.client.transport.topic_routes import TopicRoute
 from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import (
-    OffsetOutOfRange,
+    RayMQError,
     Rejected,
     TopicMissing,
     TopicWithOtherQueues,
@@ -171,7 +171,7 @@ class Consumer(OpenClient):
         #: the shards on which the group's topics for `send_back` have queues
         self._retry_shards: set[int] = set()
 
-        self._routes = Routes.of(cluster)
+        self._routes = Routes.of(cluster, keeps_connections=True)
         #: for topics that come later
         self._start = config.start
         self._look_again_s, self._look_again_pause_s = 0.0, DELETED_AGAIN_S
@@ -744,7 +744,7 @@ class Consumer(OpenClient):
             arguments = {"group": self.group, "topic": topic, "offsets": own}
             try:
                 self._routes.call(shard, "commit_offsets", arguments)
-            except (TopicMissing, OffsetOutOfRange) as error:
+            except RayMQError as error:
                 if not self._assigned.passes_over(error, topic):
                     raise
 

@@ -11,7 +11,7 @@ from raymq.client.transport.ask import LEADER_TIMEOUT_S
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import RayMQError, Rejected, TopicMissing, Unavailable
+from raymq.store.base.errors import QueueMissing, RayMQError, Rejected, TopicMissing
 from raymq.store.groups.members import TopicSubscription
 from raymq.store.state.topics import QueueKey
 
@@ -44,7 +44,6 @@ class MemberQueues:
         self._group = config.group or ""
         self._assigned = assigned
         #: a topic of a pattern may go
-        self._passes_over_deleted = assigned.state.passes_over_deleted
         self._begin = begin
         self.on_assigned: QueuesCallback | None = config.on_assigned
         self.on_revoked: QueuesCallback | None = config.on_revoked
@@ -191,18 +190,18 @@ class MemberQueues:
         numbers = self.membership.commit_numbers(offsets)
         fenced = offsets.keys() - numbers.keys()
         calls: dict[tuple[int, str], list[QueueKey]] = {}
+        failed: RayMQError | None = None
         for topic, found in groupby(sorted(numbers), key=itemgetter(0)):
             keys = list(found)
             try:
                 route = _route_with(self._routes, keys[-1])
-            except TopicMissing:
-                if not self._passes_over_deleted:
-                    raise
+            except RayMQError as error:
+                if not self._assigned.passes_over(error, topic):
+                    failed = failed or error
                 continue
             for key in keys:
                 calls.setdefault((route.shard_of(key[1]), topic), []).append(key)
 
-        failed: RayMQError | None = None
         for (shard, topic), queues in calls.items():
             arguments = self._commit_arguments(topic, queues, offsets, numbers)
             try:
@@ -271,7 +270,7 @@ def _route_with(routes: Routes, key: QueueKey) -> TopicRoute:
         route = routes.topics.find(topic)
     if queue_id >= route.queues:
         # Queues are added one shard after the other.
-        raise Unavailable(f"queue {queue_id} of {topic} is not known everywhere yet")
+        raise QueueMissing(f"queue {queue_id} of {topic} is not known everywhere yet")
     return route
 
 

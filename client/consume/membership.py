@@ -183,8 +183,9 @@ class Membership:
                 self._member.answered(beat, answer, sent_ms)
                 self.has_joined = True
                 self.due_ms = sent_ms + answer.interval_ms
-                if beat.owned != self._member.beat().owned:
-                    # It has given queues up since.
+                now = self._member.beat()
+                if (beat.version, beat.owned) != (now.version, now.owned):
+                    # It has given queues up since, or has another assignment.
                     self.due_ms = self._clock.monotonic_ms()
                 self._revoke(key for key in self._read if key in self._member.releasing)
                 self._release_unread()

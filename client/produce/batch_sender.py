@@ -384,7 +384,6 @@ class BatchSender:
         if self._watcher is not None and self._routes.transport == "ray":
             # A process that leaves Ray during a call of this thread would die.
             self._watcher.join()
-        self._routes.close()
         raise_interrupt()
 
 

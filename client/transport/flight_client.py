@@ -123,6 +123,8 @@ class ShardConnection:
         #: number of calls and streams that use the native client
         self._users = 0
         self._closed = False
+        #: a call got no answer of the replica
+        self.is_broken = False
         self._identity = {"cluster_id": cluster_id, "shard": shard}
         self._headers = [(flight_messages.AUTHORIZATION.encode(), flight_messages.bearer(token))]
         location, roots = f"grpc://{endpoint}", None
@@ -152,15 +154,24 @@ class ShardConnection:
         Raises: the shard's error; Unavailable when it cannot be reached; DeliveryUnknown when it does not answer in
         time.
         """
+        self.acquire()
+        try:
+            return self.call_held(op, args, timeout)
+        finally:
+            self.release()
+
+    def call_held(
+        self, op: str, args: Mapping[str, object] | None, timeout: float
+    ) -> dict[str, Any]:
+        """`call`, for a caller that holds the connection by `acquire`: another thread may have closed it since."""
         body = flight_messages.pack({**self._identity, "args": args or {}})
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
-        self._acquire()
         try:
             results = list(self._client.do_action(flight.Action(op, body), options=options))
         except BROKEN as error:
+            self.is_broken = True
             raise translate(error, self.endpoint) from error
-        finally:
-            self.release()
+
         answer = flight_messages.unpack(results[0].body)
         if "error" in answer:
             raise from_wire(answer["error"])
@@ -181,7 +192,7 @@ class ShardConnection:
             flight_messages.pack({"op": op, **self._identity})
         )
         options = flight.FlightCallOptions(headers=self._headers)
-        self._acquire()
+        self.acquire()
         try:
             writer, reader = self._client.do_exchange(descriptor, options=options)
         except BROKEN as error:
@@ -189,7 +200,7 @@ class ShardConnection:
             raise translate(error, self.endpoint) from error
         return writer, reader
 
-    def _acquire(self) -> None:
+    def acquire(self) -> None:
         """Keep the native client open until `release`.
 
         Raises: Unavailable when the connection is closed; Rejected in a forked child.
@@ -204,7 +215,7 @@ class ShardConnection:
             self._users += 1
 
     def release(self) -> None:
-        """Note the end of a call or stream. Callers: this class, and each stream once when it is closed."""
+        """Note the end of a call or stream, or of another use. Callers: once after each `acquire`."""
         with self._lock:
             self._users -= 1
             last = self._closed and not self._users

@@ -62,6 +62,7 @@ from .leader_route import LeaderRoute, Resolver, RoutedCluster
 from .topic_routes import TopicRoutes
 
 if TYPE_CHECKING:
+    from .flight_client import ShardConnection
     from .ray_connection import RayShardConnection
 
 logger = logging.getLogger("raymq")
@@ -94,6 +95,8 @@ class Routes:
     replica_endpoints: dict[int, dict[int, str]] = field(default_factory=dict)
     #: with transport="ray": the name of the cluster, a part of the names of its actors
     cluster_name: str = ""
+    #: connections for calls stay open until `close`. Otherwise each call opens one
+    keeps_connections: bool = False
 
     def __post_init__(self) -> None:
         self.endpoints = dict(self.endpoints)
@@ -111,11 +114,13 @@ class Routes:
         self._recoveries: dict[int, int] = {}
         self._clock = Clock()
         self._watch = FetchWatch()
-        self._kept = KeptConnections(self._connect_to)
+        self._kept: KeptConnections | None = None
+        if self.keeps_connections and self.transport == "flight":
+            self._kept = KeptConnections(self._connect_by_flight, self._clock)
 
     @classmethod
-    def of(cls, cluster: RoutedCluster) -> Routes:
-        """The routes of a cluster handle."""
+    def of(cls, cluster: RoutedCluster, *, keeps_connections: bool = False) -> Routes:
+        """The routes of a cluster handle. Args: `keeps_connections`: for callers that close them."""
         endpoints, resolver = cluster.endpoints, cluster.resolver
         replica_endpoints = cluster.replica_endpoints
         if cluster.transport == "ray":
@@ -137,6 +142,7 @@ class Routes:
             replicas=cluster.replicas,
             replica_endpoints=replica_endpoints,
             cluster_name=cluster.name if cluster.transport == "ray" else "",
+            keeps_connections=keeps_connections,
         )
 
     @property
@@ -156,6 +162,9 @@ class Routes:
         if endpoint is None:
             raise Unavailable(f"shard {shard} does not serve yet; see `raymq status`", shard=shard)
         return endpoint
+
+    def _connect_by_flight(self, shard: int, endpoint: str) -> ShardConnection:
+        return cast("ShardConnection", self._connect_to(shard, endpoint))
 
     def _connect_to(self, shard: int, endpoint: str) -> Connection:
         return open_connection(
@@ -688,19 +697,26 @@ class Routes:
             return connection.begin(op, args)
 
         def call() -> dict[str, Any]:
-            return self._kept.call(shard, endpoint, op, args, timeout_s)
+            return self._call_endpoint(shard, endpoint, op, args, timeout_s)
 
         return in_thread(call, f"raymq-ask-{shard}")
 
     def call_once(
         self, shard: int, op: str, args: Mapping[str, object], timeout_s: float
     ) -> dict[str, object]:
-        """One try, over the connection that is kept for calls to this replica."""
-        if self.transport == "ray":
-            with closing(self.connect(shard)) as connection:
-                return connection.call(op, args, timeout=timeout_s)
-        return self._kept.call(shard, self._endpoint(shard), op, args, timeout_s)
+        """One try, at the last known address of a shard. Raises: as `ShardConnection.call`."""
+        return self._call_endpoint(shard, self._endpoint(shard), op, args, timeout_s)
+
+    def _call_endpoint(
+        self, shard: int, endpoint: str, op: str, args: Mapping[str, object], timeout_s: float
+    ) -> dict[str, Any]:
+        if self._kept is not None:
+            return self._kept.call(shard, endpoint, op, args, timeout_s)
+        # Of its own: a thread that no caller waits for any more leaves none open.
+        with closing(self._connect_to(shard, endpoint)) as connection:
+            return connection.call(op, args, timeout=timeout_s)
 
     def close(self) -> None:
-        """Close the connections for calls. A later call opens another one."""
-        self._kept.close()
+        """Close the connections for calls. A later call opens one of its own."""
+        if self._kept is not None:
+            self._kept.close()

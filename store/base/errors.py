@@ -107,6 +107,10 @@ class ReplicaBehind(Unavailable):
     """This replica has not confirmed yet what the caller has seen or asks for. It may soon."""
 
 
+class QueueMissing(Unavailable):
+    """A topic does not have a queue, or not on all shards yet. It may soon."""
+
+
 class UntrustedReplica(Unavailable):
     """The certificate of this replica is not accepted, and that of another one is."""
 

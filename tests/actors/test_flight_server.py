@@ -51,3 +51,41 @@ def test_no_call_is_served_before_the_port_is_known() -> None:
     with closing(serve(backend, host="127.0.0.1", port=0, token=TOKEN, on_bound=on_bound)):
         asking[0].join(30)
     assert answers == [(0, True)]
+
+
+def test_a_close_waits_for_no_idle_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_server, "CLOSE_TIMEOUT_S", 200.0)
+    server = serve(FakeBackend(), host="127.0.0.1", port=0, token=TOKEN)
+    with closing(ShardConnection(f"127.0.0.1:{server.port}", TOKEN)) as connection:
+        connection.call("describe", {})
+        closer = threading.Thread(target=server.close)
+        closer.start()
+        closer.join(60)
+        assert not closer.is_alive()
+
+
+def test_a_close_waits_for_an_operation_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_server, "CLOSE_TIMEOUT_S", 200.0)
+    backend, began, may_end = FakeBackend(), threading.Event(), threading.Event()
+    answered: list[object] = []
+
+    def call(op: str, args: object) -> dict[str, object]:
+        began.set()
+        may_end.wait(60)
+        return {"done": True}
+
+    monkeypatch.setattr(backend, "call", call)
+    server = serve(backend, host="127.0.0.1", port=0, token=TOKEN)
+    with closing(ShardConnection(f"127.0.0.1:{server.port}", TOKEN)) as connection:
+        caller = threading.Thread(target=lambda: answered.append(connection.call("slow", {})))
+        caller.start()
+        assert began.wait(60)
+        closer = threading.Thread(target=server.close)
+        closer.start()
+        closer.join(0.5)
+        assert closer.is_alive()
+        may_end.set()
+        closer.join(60)
+        caller.join(60)
+    assert not closer.is_alive()
+    assert answered == [{"done": True}]

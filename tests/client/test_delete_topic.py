@@ -327,6 +327,22 @@ def test_a_commit_leaves_out_what_was_deleted_and_made_again(cluster: Cluster) -
         assert member.committed().get(("logs-a", 0), 3) == 3
 
 
+def test_a_commit_leaves_out_queues_that_the_topic_of_the_name_has_no_more(
+    cluster: Cluster,
+) -> None:
+    for name, queues in (("logs-a", 4), ("logs-b", 1)):
+        cluster.create_topic(name, queues=queues)
+        for queue_id in range(queues):
+            send(cluster, name, queue_id, b"x", b"y")
+    options: Any = {"start": "earliest", "session_timeout_s": 1}
+    with cluster.consumer(raymq.matching("logs-*"), group="g", **options) as member:
+        until(lambda: len(member.positions()) == 5, lambda: member.poll(1, 0.1))
+        cluster.delete_topic("logs-a")
+        cluster.create_topic("logs-a", queues=2)
+        member.commit({("logs-a", 0): 1, ("logs-a", 3): 1, ("logs-b", 0): 1})
+        assert member.committed().get(("logs-b", 0)) == 1
+
+
 def test_an_offset_that_the_topic_does_not_hold_is_refused_also_by_a_pattern(
     cluster: Cluster,
 ) -> None:

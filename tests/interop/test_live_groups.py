@@ -123,7 +123,8 @@ def live_with_members(shard: ReplicatedShard, place: Path) -> None:
         killed.end()
         put(cluster, TOPIC, QUEUES)
         wait_for_commits(cluster, 2 * COUNT)
-        assert other.queues() == set(range(QUEUES))
+        # It names none while it does not know whether it still has them.
+        until(lambda: other.queues() == set(range(QUEUES)), pause)
         committed = offsets(cluster, GROUP, TOPIC)
         check_histories([each.history() for each in members], committed, committed)
     finally:
@@ -143,12 +144,13 @@ def live_with_deleted_topics(cluster: raymq.Cluster) -> None:
             seen.extend(member.poll(100, 0.2))
             member.commit()
 
-        until(lambda: len(seen) == 4 * COUNT, step)
+        until(lambda: len(seen) >= 4 * COUNT, step)
         for topic in (GONE, AGAIN):
             cluster.delete_topic(topic)
         cluster.create_topic(AGAIN, queues=2)
         put(cluster, AGAIN, 2)
-        until(lambda: len(seen) == 6 * COUNT, step)
+        until(lambda: len(seen) >= 6 * COUNT, step)
+    assert len(seen) == 6 * COUNT
     assert {each.topic for each in seen[4 * COUNT :]} == {AGAIN}
     assert offsets(cluster, TRIALS, AGAIN) == dict.fromkeys(range(2), 2 * COUNT)
 

@@ -38,6 +38,8 @@ FETCH_WAIT_MS_MAX = 60_000
 LEFT_CHECK_MS = 250
 #: how long `close` waits for clients to end their streams
 CLOSE_TIMEOUT_S = 2.0
+#: ... and then for gRPC, which waits for idle connections, too
+ANSWERS_TIMEOUT_S = 0.25
 
 
 class Server(flight.FlightServerBase):  # type: ignore[misc]
@@ -57,6 +59,9 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         self._memory = ReceiveMemory()
         self._stop_notices: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
+        #: streams and operations that run; notified when there are none
+        self._running = 0
+        self._is_quiet = threading.Condition(self._lock)
         self._stopping = False
         #: `on_bound` has returned
         self._admits = threading.Event()
@@ -82,7 +87,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         """Stop listening at once, send GOAWAY on every stream, wait a short while for their ends.
 
         Callers: one thread, not of a stream. A client that does not end its stream keeps a thread of this process,
-        which is about to end.
+        which is about to end. One whose connection is idle hears of the end with its next call: nothing of it is
+        waited for.
         """
         with self._lock:
             if self._stopping:
@@ -95,7 +101,22 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         stopper.start()
         for send_goaway in stop_notices:
             send_goaway()
-        stopper.join(CLOSE_TIMEOUT_S)
+        with self._is_quiet:
+            self._is_quiet.wait_for(lambda: not self._running, CLOSE_TIMEOUT_S)
+        # Their last answers leave meanwhile, and the port comes free.
+        stopper.join(ANSWERS_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """While a stream or an operation runs, `close` waits for it."""
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._is_quiet:
+                self._running -= 1
+                self._is_quiet.notify_all()
 
     @contextlib.contextmanager
     def _notify_on_stop(self, send_goaway: Callable[[], None]) -> Iterator[None]:
@@ -118,18 +139,23 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     ) -> Iterator[flight.Result]:
         """Serve one administrative operation: JSON in, {"result"} or {"error"} out."""
         self._admits.wait()
+        with self._counted():
+            answer = self._answer(action)
+        yield flight.Result(flight_messages.pack(answer))
+
+    def _answer(self, action: flight.Action) -> dict[str, object]:
+        """The answer to an operation."""
         try:
             request = flight_messages.unpack(action.body)
             self._check_identity(request)
-            answer = {"result": self._backend.call(action.type, request.get("args", {}))}
+            return {"result": self._backend.call(action.type, request.get("args", {}))}
         except RayMQError as error:
-            answer = {"error": to_wire(error)}
+            return {"error": to_wire(error)}
         except (TypeError, ValueError, KeyError) as error:
             wrong = Rejected(
                 f"{action.type}: bad arguments: {error}", field="args", limit="the operation's"
             )
-            answer = {"error": to_wire(wrong)}
-        yield flight.Result(flight_messages.pack(answer))
+            return {"error": to_wire(wrong)}
 
     def _check_identity(self, request: dict[str, object]) -> None:
         mine = self._backend.identity()
@@ -154,6 +180,16 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         """Serve a stream until its client ends it. Errors are sent as errors of errors.py."""
         self._admits.wait()
+        with self._counted():
+            self._serve(context, descriptor, reader, writer)
+
+    def _serve(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: Any,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
         try:
             opening = flight_messages.unpack(descriptor.command)
             self._check_identity(opening)
