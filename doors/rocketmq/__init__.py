@@ -1,0 +1,6 @@
+"""The remoting protocol of Apache RocketMQ. So far its codecs: bytes in, values out, no connection.
+
+codes      the numbers of requests, answers, languages and versions
+command    frames: header in JSON or binary, and body
+malformed  the error for bytes that the protocol does not allow
+"""
