@@ -1,6 +1,7 @@
 """The remoting protocol of Apache RocketMQ. So far its codecs: bytes in, values out, no connection.
 
-codes      the numbers of requests, answers, languages and versions
-command    frames: header in JSON or binary, and body
-malformed  the error for bytes that the protocol does not allow
+codes          the numbers of requests, answers, languages and versions
+command        frames: header in JSON or binary, and body
+property_text  the properties string of a message, and what a put takes of it
+malformed      the error for bytes that the protocol does not allow
 """
