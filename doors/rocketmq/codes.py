@@ -150,5 +150,7 @@ class MQVersion(IntEnum):
     V4_9_3 = 399
     #: clients from it on read routes in standard JSON
     V4_9_4 = 401
+    #: clients from it on take the queue id of a message from their pull
+    V5_0_0 = 413
     #: the version of answers
     V5_3_3 = 479
