@@ -34,6 +34,8 @@ class OffsetStore:
         #: (shard, group, topic) -> queue -> offset
         self._waiting: defaultdict[tuple[int, str, str], dict[int, int]] = defaultdict(dict)
         self._commits: dict[tuple[int, str, str], asyncio.Task[None]] = {}
+        #: commits that take no more offsets
+        self._under_way: set[asyncio.Task[None]] = set()
 
     def commit_soon(self, shard: int, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Commit an offset together with others. A failure is logged: the client commits again after 5 s."""
@@ -56,11 +58,17 @@ class OffsetStore:
 
     async def _commit(self, key: tuple[int, str, str]) -> None:
         await asyncio.sleep(COMMIT_AFTER_S)
-        del self._commits[key]
+        task = self._commits.pop(key)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
         shard, group, topic = key
         offsets = {str(queue_id): offset for queue_id, offset in self._waiting.pop(key).items()}
         arguments = {"group": group, "topic": topic, "offsets": offsets}
         await self._shards.call(shard, "commit_offsets", arguments)
+
+    async def flush(self) -> None:
+        """Wait until what was committed is stored, or could not be."""
+        await asyncio.gather(*self._commits.values(), *self._under_way, return_exceptions=True)
 
     def waiting(self, shard: int, group: str, topic: str, queue_id: int) -> int | None:
         """An offset that was committed, and is not stored yet."""

@@ -72,7 +72,8 @@ class RocketMQServer:
     ) -> int:
         loop = self._loop
         clients, arrivals = ClientTable(), Arrivals()
-        lanes, offsets = SendLanes(self._shards, arrivals, loop), OffsetStore(self._shards, loop)
+        lanes = SendLanes(self._shards, arrivals, loop)
+        offsets = self._offsets = OffsetStore(self._shards, loop)
         manage = ClientManageProcessor(clients, loop)
         self.table = ProcessorTable()
         self._server = RemotingServer(
@@ -100,6 +101,7 @@ class RocketMQServer:
         if self._loop.is_closed():
             return
         self._run(self._server.close(GRACE_S))
+        self._run(self._offsets.flush())
         self._end()
 
     def _end(self) -> None:
