@@ -6,10 +6,13 @@ Source: ClientManageProcessor, ConsumerManageProcessor, DefaultConsumerIdsChange
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from raymq.client.consume.selector import selector_of
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import RayMQError, Rejected
+from raymq.store.state.topics import retry_topic
 
 from .answers import Refused
 from .client_table import ClientTable, ConsumerFacts
@@ -20,6 +23,10 @@ from .json_dialect import read_json, write_json
 from .malformed import Malformed
 from .request_fields import RequestFields
 
+logger = logging.getLogger("raymq.rocketmq")
+
+#: the message model of consumers that share the queues
+CLUSTERING = "CLUSTERING"
 #: changes of a group within this time are one notification: five hundred consumers that start together make few
 NOTIFY_AFTER_S = 0.1
 
@@ -34,8 +41,19 @@ class ClientManageProcessor:
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
     )
 
-    def __init__(self, clients: ClientTable, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        clients: ClientTable,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        create_retry_topic: Callable[[str], Awaitable[object]],
+    ) -> None:
+        """Args: `create_retry_topic`: makes the retry topic of a group, if there is none."""
         self._clients = clients
+        self._create_retry_topic = create_retry_topic
+        #: groups whose retry topic is there, or being made
+        self._with_retries: set[str] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
         self._loop = loop
         #: groups whose members will hear that they have changed
         self._changed: set[str] = set()
@@ -59,9 +77,25 @@ class ClientManageProcessor:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"a heartbeat without {error!r}") from error
         self._note_changed(self._clients.note(connection, client_id, producers, consumers))
+        for each in consumers:
+            if each.message_model == CLUSTERING and each.group not in self._with_retries:
+                self._with_retries.add(each.group)
+                # The client asks for the route of its retry topic every 30 s.
+                task = asyncio.ensure_future(self._create(each.group))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         # Whole heartbeats: the short ones of 5.x name a subscription that the server must have kept.
         answered = {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"}
         return answer(request, ResponseCode.SUCCESS, answered)
+
+    async def _create(self, group: str) -> None:
+        try:
+            await self._create_retry_topic(retry_topic(group))
+        except RayMQError as error:
+            # The next heartbeat tries again. A name that no topic can have is said once.
+            if error.retriable:
+                self._with_retries.discard(group)
+            logger.warning("group %s has no retry topic: %s", group, error)
 
     def _unregister(self, request: Command) -> Command:
         fields = RequestFields(request)

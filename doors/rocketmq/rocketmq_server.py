@@ -18,6 +18,7 @@ from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
 from .pull_message import PullMessageProcessor
 from .remoting_server import RemotingServer
 from .route_info import RouteInfoProcessor
+from .send_back import SendBackProcessor
 from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
@@ -74,7 +75,9 @@ class RocketMQServer:
         clients, arrivals = ClientTable(), Arrivals()
         lanes = SendLanes(self._shards, arrivals, loop)
         offsets = self._offsets = OffsetStore(self._shards, loop)
-        manage = ClientManageProcessor(clients, loop)
+        manage = ClientManageProcessor(
+            clients, loop, create_retry_topic=self._shards.create_retry_topic
+        )
         self.table = ProcessorTable()
         self._server = RemotingServer(
             self.table, check=_check_nothing, on_closed=manage.drop, tls=tls
@@ -88,6 +91,8 @@ class RocketMQServer:
         pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
         self.table.register(PULL, pull.process, pull.CODES)
         self.table.register(MEMORY, manage.process, manage.CODES)
+        back = SendBackProcessor(self._shards)
+        self.table.register(CALL, back.process, back.CODES)
         committed = ConsumerOffsetProcessor(self._shards, offsets)
         self.table.register(CALL, committed.process, committed.CODES)
         ranges = QueueOffsetProcessor(self._shards)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from raymq.store.base.format import pack_host
+from raymq.store.base.clock import Clock
+from raymq.store.base.format import SYS_TRANSACTION_MASK, pack_host
 from raymq.store.records.properties import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
@@ -20,6 +21,7 @@ from .answers import Refused
 from .codes import RequestCode, ResponseCode
 from .command import Command, answer
 from .connection import ClientConnection
+from .delayed_sends import Lane, is_delayed, waiting_lane
 from .message_batch import decode_batch
 from .property_text import split
 from .request_fields import RequestFields
@@ -46,6 +48,8 @@ _V1 = {**{name: name for name in _V2}, "brokerName": "bname"}
 _UNIQUE_ID = b"UNIQ_KEY"
 #: every answer names a region: clients print it in traces
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+#: property of a half message
+_HALF = encode({"TRAN_MSG": "true"})
 _WAITS_NOT = encode({WAIT: "false"})
 #: bits of sysFlag: an inner batch
 _INNER_BATCH = 128
@@ -80,7 +84,10 @@ class SendMessageProcessor:
 
         is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag("batch")
         texts, rows = self._rows(connection, request, fields, is_batch=is_batch)
-        stored = await self._lanes.put(topic, queue_id, rows)
+        lane = Lane(topic, queue_id, None)
+        if any(is_delayed(row.properties) for row in rows):
+            lane, rows = _delayed(topic, queue_id, shard, rows)
+        stored = await self._lanes.put(lane.topic, lane.queue, rows)
         return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, stored))
 
     def _rows(
@@ -106,6 +113,11 @@ class SendMessageProcessor:
             text = fields.text("properties", "").encode()
             messages = [(bytes(request.body), text, fields.integer("flag", 0))]
 
+        if sys_flag & SYS_TRANSACTION_MASK or any(_HALF in text for _, text, _ in messages):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                "messages of transactions are not taken yet: send them without a transaction",
+            )
         texts, rows = [], []
         for body, text, flag in messages:
             found = split(text)
@@ -137,6 +149,20 @@ class SendMessageProcessor:
             "transactionId": _property(texts[0], _UNIQUE_ID),
             **_REGION,
         }
+
+
+def _delayed(
+    topic: str, queue_id: int, shard: int, rows: list[MessageRow]
+) -> tuple[Lane, list[MessageRow]]:
+    """Where a message waits, and its row there. Raises: Refused for a batch; Rejected."""
+    if len(rows) > 1:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed: send them alone"
+        )
+    (row,) = rows
+    now_ms = Clock().now_ms()
+    lane = waiting_lane(topic, queue_id, shard, row.properties or b"", row.body, now_ms)
+    return lane, [row._replace(properties=lane.properties)]
 
 
 def shard_named(broker: str, connection: ClientConnection) -> int:

@@ -20,6 +20,7 @@ from raymq.client.produce.batch_sender import BatchSender
 from raymq.client.produce.queue_sequence import BatchReceipt
 from raymq.client.produce.send_future import BatchFuture
 from raymq.client.produce.shard_sender import ShardSender
+from raymq.client.topics.retry_topics import create_retry_topic
 from raymq.client.transport.connection import FetchStream
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
@@ -93,6 +94,10 @@ class Shards:
     async def topics(self) -> dict[str, dict[str, Any]]:
         """All topics that users see, as `ClusterHandle.topics`. Raises: Unavailable."""
         return await self.in_thread(self._handle.topics)
+
+    async def create_retry_topic(self, name: str) -> None:
+        """Make a topic with a queue on each shard, unless there is one. Raises: RayMQError."""
+        await self.in_thread(create_retry_topic, self._handle, name)
 
     # --- calls ------------------------------------------------------------------------------------
 

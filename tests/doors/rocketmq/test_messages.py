@@ -147,6 +147,48 @@ def test_many_sends_at_once_are_answered_each_with_its_own_offset(
     assert [found[offset] for offset in offsets] == [b"%d" % number for number in range(300)]
 
 
+def test_delayed_messages_come_later_and_the_others_at_once(
+    client: RemotingClient, topic: str
+) -> None:
+    delays = [{"DELAY": 1}, {"TIMER_DELAY_SEC": 1}, {"TIMER_DELAY_MS": 300}]
+    for number, delay in enumerate(delays):
+        found = send(client, topic, b"%d" % number, **delay)
+        assert found["queueId"] == "0"
+    send(client, topic, b"past", TIMER_DELIVER_MS=1_600_000_000_000)
+    assert bodies(records_of(pull(client, topic, 0).body)) == [b"past"]
+    late: list[bytes] = []
+    while len(late) < 3:
+        flags = {"sysFlag": SUBSCRIPTION | SUSPEND}
+        late += bodies(records_of(pull(client, topic, 1 + len(late), **flags).body))
+    assert sorted(late) == [b"0", b"1", b"2"]
+
+
+def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic_of_its_group(
+    client: RemotingClient, topic: str
+) -> None:
+    group = f"g{topic}"
+    _beat(client, "c1", group)
+    found = send(client, topic, b"again", TAGS="paid")
+    (record,) = records_of(pull(client, topic, 0).body)
+    (at,) = struct.unpack_from(">q", record, fmt.PHYSICAL_OFFSET_AT)
+    back = {
+        "offset": at,
+        "group": group,
+        "delayLevel": 1,
+        "originMsgId": found["msgId"],
+        "originTopic": topic,
+        "unitMode": False,
+        "maxReconsumeTimes": 16,
+    }
+    answer = client.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    flags = {"sysFlag": SUBSCRIPTION | SUSPEND, "consumerGroup": group}
+    retry = records_of(pull(client, f"%RETRY%{group}", 0, **flags).body)
+    assert bodies(retry) == [b"again"]
+    nowhere = client.call(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"offset": at + 1})
+    assert nowhere.code == ResponseCode.SYSTEM_ERROR
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "says"),
     [
@@ -155,9 +197,11 @@ def test_many_sends_at_once_are_answered_each_with_its_own_offset(
         ({"e": "x"}, ResponseCode.SYSTEM_ERROR, "'queueId' is no number"),
         ({"n": "broker-a"}, ResponseCode.SYSTEM_ERROR, "no broker 'broker-a'"),
         ({"f": 128}, ResponseCode.MESSAGE_ILLEGAL, "send it as a batch"),
+        ({"f": 4}, ResponseCode.NO_PERMISSION, "without a transaction"),
+        ({"i": "TRAN_MSG\x01true\x02"}, ResponseCode.NO_PERMISSION, "without a transaction"),
         ({"i": "DELAY\x01" + "x" * 40_000 + "\x02"}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
     ],
-    ids=["topic", "queue", "number", "broker", "inner batch", "properties"],
+    ids=["topic", "queue", "number", "broker", "inner batch", "half", "TRAN_MSG", "properties"],
 )
 def test_a_send_that_cannot_be_stored_says_why(
     client: RemotingClient, topic: str, changes, code: ResponseCode, says: str
