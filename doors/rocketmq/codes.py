@@ -146,7 +146,7 @@ class MQVersion(IntEnum):
 
     #: clients refuse SQL92 filters of servers before it
     V4_1_0 = 233
-    #: clients up to it add `_UNIQUE_KEY_QUERY` after they have signed
+    #: clients up to it do not sign `_UNIQUE_KEY_QUERY`
     V4_9_3 = 399
     #: clients from it on read routes in standard JSON
     V4_9_4 = 401

@@ -21,7 +21,7 @@ HeaderType: TypeAlias = Literal["json", "binary"]
 HEAD_BYTES = 8
 #: the largest frame that RocketMQ's clients and brokers take, its first 4 bytes included
 FRAME_BYTES_MAX = 16 << 20
-#: the longest header: a message's properties (32,767 bytes) are in it, in JSON with escapes
+#: the longest header. A message's properties, up to 32,767 bytes, are in it: twice as long if JSON escapes each byte
 HEADER_BYTES_MAX = 64 << 10
 #: the version of each answer: clients compare it with those that brought a feature
 VERSION = MQVersion.V5_3_3.value

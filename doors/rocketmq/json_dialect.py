@@ -77,12 +77,13 @@ def object_key(key: object) -> JsonKey:
 def write_json(value: object, *, standard: bool) -> bytes:
     """A body. Keys of a map are all texts, all numbers or all JsonKeys, and are sorted.
 
-    What has no value (None) in a map is left out, as fastjson does. So is the value of a number that is none.
+    What has no value (None) in a map is left out, as fastjson does; NaN and infinity become null.
     Args: `standard`: the standard dialect, else fastjson's.
+    Raises: TypeError for what JSON does not have.
     """
     parts: list[str] = []
     _write(value, parts, standard)
-    # fastjson writes half of a surrogate pair as a question mark, too.
+    # Java writes half of a surrogate pair as a question mark, too.
     return "".join(parts).encode("utf-8", "replace")
 
 
@@ -96,6 +97,7 @@ def _write(value: object, parts: list[str], standard: bool) -> None:
         parts.append(f'"{value:d}"' if is_text else f"{value:d}")
     elif isinstance(value, float):
         parts.append(repr(value) if math.isfinite(value) else "null")
+
     elif isinstance(value, Mapping):
         _write_items(value, parts, standard)
     elif isinstance(value, JsonKey):

@@ -15,7 +15,7 @@ from .command import Command
 ACCESS_KEY = "AccessKey"
 #: the field with the signature
 SIGNATURE = "Signature"
-#: the field that clients up to V4_9_3 add to a query after they have signed it
+#: a field of queries, which is not of their header's class: clients up to V4_9_3 sign its fields alone
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 

@@ -23,7 +23,7 @@ else:
     # twice as fast
     _zlib = isal_zlib
 
-Codec: TypeAlias = Literal["zlib", "lz4", "zstd"]
+BodyCodec: TypeAlias = Literal["zlib", "lz4", "zstd"]
 
 COMPRESSED = fmt.SYS_COMPRESSED
 MULTI_TAGS = fmt.SYS_MULTI_TAGS
@@ -38,12 +38,12 @@ BORN_HOST_V6, STORE_HOST_V6 = fmt.SYS_BORN_HOST_V6, fmt.SYS_STORE_HOST_V6
 NEED_UNWRAP, INNER_BATCH = 0x40, 0x80
 
 #: older clients name no codec: 0
-_CODECS: dict[int, Codec] = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
+_CODECS: dict[int, BodyCodec] = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 #: most bodies are read at once
 _CHUNK_BYTES = 64 << 10
 
 
-def codec(sys_flag: int) -> Codec | None:
+def codec(sys_flag: int) -> BodyCodec | None:
     """How a body is compressed; None: not at all. Raises: Malformed for a codec that RocketMQ does not have."""
     if not sys_flag & COMPRESSED:
         return None
@@ -85,7 +85,7 @@ def _inflate_zlib(body: bytes | memoryview, limit_bytes: int) -> bytes:
     return data
 
 
-def _inflate_stream(body: bytes | memoryview, name: Codec, limit_bytes: int) -> bytes:
+def _inflate_stream(body: bytes | memoryview, name: BodyCodec, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     left = limit_bytes + 1
     try:
