@@ -17,7 +17,7 @@ from raymq.store.state.topics import retry_topic
 from .answers import Refused
 from .client_table import ClientTable, ConsumerFacts
 from .codes import RequestCode, ResponseCode
-from .command import Command, answer
+from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .json_dialect import read_json, write_json
 from .malformed import Malformed
@@ -58,7 +58,9 @@ class ClientManageProcessor:
         #: groups whose members will hear that they have changed
         self._changed: set[str] = set()
 
-    async def process(self, connection: ClientConnection, request: Command) -> Command:
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
         """Answer from memory. Raises: Refused."""
         if request.code == RequestCode.HEART_BEAT:
             return self._beat(connection, request)
@@ -68,7 +70,7 @@ class ClientManageProcessor:
             return _check_client(request)
         return self._members(request)
 
-    def _beat(self, connection: ClientConnection, request: Command) -> Command:
+    def _beat(self, connection: ClientConnection, request: RemotingCommand) -> RemotingCommand:
         fields = _body(request)
         try:
             client_id = str(fields["clientID"])
@@ -97,7 +99,7 @@ class ClientManageProcessor:
                 self._with_retries.discard(group)
             logger.warning("group %s has no retry topic: %s", group, error)
 
-    def _unregister(self, request: Command) -> Command:
+    def _unregister(self, request: RemotingCommand) -> RemotingCommand:
         fields = RequestFields(request)
         left = self._clients.remove(
             fields.text("clientID"),
@@ -107,7 +109,7 @@ class ClientManageProcessor:
         self._note_changed(left)
         return answer(request, ResponseCode.SUCCESS)
 
-    def _members(self, request: Command) -> Command:
+    def _members(self, request: RemotingCommand) -> RemotingCommand:
         group = RequestFields(request).text("consumerGroup")
         found = [each.client_id for each in self._clients.consumers(group)]
         if not found:
@@ -136,7 +138,7 @@ class ClientManageProcessor:
                 )
 
 
-def _check_client(request: Command) -> Command:
+def _check_client(request: RemotingCommand) -> RemotingCommand:
     """Refuse an SQL expression that cannot be used. Raises: Refused with the place of the fault."""
     fields = _body(request)
     subscription = fields.get("subscriptionData")
@@ -148,7 +150,7 @@ def _check_client(request: Command) -> Command:
     return answer(request, ResponseCode.SUCCESS)
 
 
-def _body(request: Command) -> dict[str, Any]:
+def _body(request: RemotingCommand) -> dict[str, Any]:
     """The object in the body of a request. Raises: Refused."""
     try:
         found = read_json(request.body)

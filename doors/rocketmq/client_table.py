@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .connection import ClientConnection
 
 
-class Subscription(NamedTuple):
+class SubscriptionData(NamedTuple):
     """What a consumer wants of a topic."""
 
     topic: str
@@ -23,7 +23,7 @@ class Subscription(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Subscription:
+    def of(cls, fields: Mapping[str, Any]) -> SubscriptionData:
         """Of a heartbeat. Raises: KeyError, TypeError, ValueError."""
         return cls(
             str(fields["topic"]),
@@ -42,12 +42,12 @@ class ConsumerFacts(NamedTuple):
     #: CLUSTERING or BROADCASTING
     message_model: str
     consume_from: str
-    subscriptions: Mapping[str, Subscription]
+    subscriptions: Mapping[str, SubscriptionData]
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> ConsumerFacts:
         """Of a heartbeat. Raises: KeyError, TypeError, ValueError."""
-        found = [Subscription.of(each) for each in fields.get("subscriptionDataSet") or ()]
+        found = [SubscriptionData.of(each) for each in fields.get("subscriptionDataSet") or ()]
         return cls(
             str(fields["groupName"]),
             str(fields.get("consumeType", "CONSUME_PASSIVELY")),
@@ -57,7 +57,7 @@ class ConsumerFacts(NamedTuple):
         )
 
 
-class GroupMember(NamedTuple):
+class GroupClient(NamedTuple):
     """One client of a group."""
 
     client_id: str
@@ -71,8 +71,8 @@ class ClientTable:
 
     def __init__(self) -> None:
         #: group -> client id -> the client
-        self._consumers: dict[str, dict[str, GroupMember]] = {}
-        self._producers: dict[str, dict[str, GroupMember]] = {}
+        self._consumers: dict[str, dict[str, GroupClient]] = {}
+        self._producers: dict[str, dict[str, GroupClient]] = {}
 
     def note(
         self,
@@ -83,13 +83,13 @@ class ClientTable:
     ) -> set[str]:
         """Take a heartbeat. Returns: the consumer groups of which a member, or a subscription, is new."""
         for group in producers:
-            member = GroupMember(client_id, connection, None)
+            member = GroupClient(client_id, connection, None)
             self._producers.setdefault(group, {})[client_id] = member
         changed = set()
         for facts in consumers:
             members = self._consumers.setdefault(facts.group, {})
             known = members.get(client_id)
-            members[client_id] = GroupMember(client_id, connection, facts)
+            members[client_id] = GroupClient(client_id, connection, facts)
             topics = None if known is None or known.facts is None else known.facts.subscriptions
             if topics is None or topics.keys() != facts.subscriptions.keys():
                 changed.add(facts.group)
@@ -114,15 +114,15 @@ class ClientTable:
                             lost.add(group)
         return lost
 
-    def consumers(self, group: str) -> list[GroupMember]:
+    def consumers(self, group: str) -> list[GroupClient]:
         """The members of a group, by client id."""
         return [each for _, each in sorted(self._consumers.get(group, {}).items())]
 
-    def producers(self, group: str) -> list[GroupMember]:
+    def producers(self, group: str) -> list[GroupClient]:
         """The producers of a group, by client id."""
         return [each for _, each in sorted(self._producers.get(group, {}).items())]
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
+    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """The newest subscription of a group to a topic; None: no member has one."""
         found = [
             member.facts.subscriptions[topic]
@@ -137,7 +137,7 @@ class ClientTable:
         return sorted(self._consumers)
 
 
-def _discard(table: dict[str, dict[str, GroupMember]], group: str, client_id: str) -> bool:
+def _discard(table: dict[str, dict[str, GroupClient]], group: str, client_id: str) -> bool:
     """Remove a client of a group. Returns: whether it was one."""
     members = table.get(group)
     if members is None or members.pop(client_id, None) is None:

@@ -47,7 +47,7 @@ _LANGUAGE_NAMES = {language.value: language.name for language in Language}
 _LANGUAGE_CODES: dict[str, int] = {language.name: language.value for language in Language}
 
 
-class Command(NamedTuple):
+class RemotingCommand(NamedTuple):
     """One request or answer. The default is a request without fields and body."""
 
     #: RequestCode of a request, ResponseCode of an answer
@@ -127,7 +127,9 @@ class FrameHead(NamedTuple):
 # --- reading a header -----------------------------------------------------------------------------
 
 
-def decode_header(header: bytes | bytearray | memoryview, header_type: HeaderType) -> Command:
+def decode_header(
+    header: bytes | bytearray | memoryview, header_type: HeaderType
+) -> RemotingCommand:
     """The command of a header, with an empty body.
 
     Numbers and truth values among the fields, which C++ clients send, become text.
@@ -136,7 +138,7 @@ def decode_header(header: bytes | bytearray | memoryview, header_type: HeaderTyp
     return _decode_json(header) if header_type == "json" else _decode_binary(header)
 
 
-def _decode_json(header: bytes | bytearray | memoryview) -> Command:
+def _decode_json(header: bytes | bytearray | memoryview) -> RemotingCommand:
     try:
         found = orjson.loads(header)
     except orjson.JSONDecodeError as error:
@@ -153,7 +155,7 @@ def _decode_json(header: bytes | bytearray | memoryview) -> Command:
     if remark is not None and type(remark) is not str:
         raise Malformed("the remark of a header is text")
     fields = found.get("extFields")
-    return Command(
+    return RemotingCommand(
         code,
         opaque,
         _number(found, "flag") or 0,
@@ -207,7 +209,7 @@ def _text(name: str, value: object) -> str:
     raise Malformed(f"the field {name!r} of a header is text, a number or a truth value")
 
 
-def _decode_binary(header: bytes | bytearray | memoryview) -> Command:
+def _decode_binary(header: bytes | bytearray | memoryview) -> RemotingCommand:
     # Slices of bytes have `decode`.
     data = header if type(header) is bytes else bytes(header)
     try:
@@ -231,7 +233,7 @@ def _decode_binary(header: bytes | bytearray | memoryview) -> Command:
         raise Malformed("the texts of a binary header are UTF-8") from None
 
     name_or_number = _LANGUAGE_NAMES.get(language, language)
-    return Command(
+    return RemotingCommand(
         code, opaque, flag, fields, b"", remark or None, version, name_or_number, "binary"
     )
 
@@ -247,7 +249,7 @@ def _read(data: bytes, at: int, count: int) -> tuple[str, int]:
 # --- writing a frame ------------------------------------------------------------------------------
 
 
-def encode(command: Command) -> bytes:
+def encode(command: RemotingCommand) -> bytes:
     """The whole frame of a command.
 
     Raises: ValueError for what its header cannot hold: in a binary one a code or version beyond 16 bits, in both text
@@ -260,7 +262,7 @@ def encode(command: Command) -> bytes:
     return b"".join((head, header, command.body))
 
 
-def _encode_json(command: Command) -> bytes:
+def _encode_json(command: RemotingCommand) -> bytes:
     header: dict[str, Any] = {
         "code": command.code,
         # Java fails on an answer to a send that has none.
@@ -279,7 +281,7 @@ def _encode_json(command: Command) -> bytes:
         raise ValueError(f"a header that JSON cannot hold: {error}") from None
 
 
-def _encode_binary(command: Command) -> bytes:
+def _encode_binary(command: RemotingCommand) -> bytes:
     language = command.language
     if type(language) is str:
         language = _LANGUAGE_CODES.get(language, Language.OTHER.value)
@@ -313,19 +315,19 @@ def _encode_binary(command: Command) -> bytes:
 
 
 def answer(
-    request: Command,
+    request: RemotingCommand,
     code: int,
     fields: dict[str, str] | None = None,
     body: bytes | memoryview = b"",
     remark: str | None = None,
-) -> Command:
+) -> RemotingCommand:
     """The answer to a request, in the type of its header.
 
     Args:
         code: ResponseCode.
         remark: why it failed; clients show it to their users.
     """
-    return Command(
+    return RemotingCommand(
         code,
         request.opaque,
         FLAG_RESPONSE,

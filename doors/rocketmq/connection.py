@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from raymq.store.base.errors import require
+
 from . import command as commands
-from .command import HEAD_BYTES, Command, FrameHead, Malformed
+from .command import HEAD_BYTES, FrameHead, Malformed, RemotingCommand
 
 logger = logging.getLogger("raymq.rocketmq")
 
@@ -25,19 +27,19 @@ SMALL_FRAME_BYTES = 64 << 10
 class FrameReceiver(Protocol):
     """What takes the frames of connections: `RemotingServer`."""
 
-    memory: ReceiveMemory
+    memory: FrameMemory
 
     def opened(self, connection: ClientConnection) -> None:
         """A connection is open."""
 
-    def received(self, connection: ClientConnection, command: Command) -> None:
+    def received(self, connection: ClientConnection, command: RemotingCommand) -> None:
         """A whole frame has come. Must not raise."""
 
     def closed(self, connection: ClientConnection) -> None:
         """A connection has ended."""
 
 
-class ReceiveMemory:
+class FrameMemory:
     """The bytes of large frames that are being received, of all connections together. In turn, first come first served.
 
     Callers: the event loop.
@@ -78,12 +80,14 @@ class ClientConnection(asyncio.Protocol):
         self._receiver = receiver
         self.shard = shard
         self._clock = clock
+
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._head: FrameHead | None = None
-        #: bytes of `ReceiveMemory` that the frame being received has
+        #: bytes of `FrameMemory` that the frame being received has
         self._held_bytes = 0
         self._is_waiting = False
+
         #: address of the client
         self.peer: tuple[str, int] = ("0.0.0.0", 0)
         #: of the newest request
@@ -93,11 +97,16 @@ class ClientConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         self._opaques = itertools.count(1)
         #: opaque -> the answer of a request that the server sent
-        self._asked: dict[int, asyncio.Future[Command]] = {}
+        self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self.is_closed = False
 
     def __repr__(self) -> str:
         return f"{self.peer[0]}:{self.peer[1]}"
+
+    @property
+    def _open_transport(self) -> asyncio.Transport:
+        require(self._transport is not None, "the connection is open")
+        return cast(asyncio.Transport, self._transport)
 
     # --- asyncio ----------------------------------------------------------------------------------
 
@@ -154,19 +163,18 @@ class ClientConnection(asyncio.Protocol):
             self._held_bytes = size
             return True
         self._is_waiting = True
-        assert self._transport is not None
-        self._transport.pause_reading()
+        self._open_transport.pause_reading()
         return False
 
     def _go_on(self) -> None:
         """There is room for the frame."""
-        assert self._head is not None
-        self._held_bytes, self._is_waiting = _frame_bytes(self._head), False
+        self._is_waiting = False
+        if self._head is not None:
+            self._held_bytes = _frame_bytes(self._head)
         if self.is_closed:
             self._release()
             return
-        assert self._transport is not None
-        self._transport.resume_reading()
+        self._open_transport.resume_reading()
         try:
             self._take_frames()
         except Malformed as error:
@@ -179,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
             self._receiver.memory.release(held)
 
     def _take(self, head: FrameHead, frame: memoryview) -> None:
-        """Args: `frame`: header and body."""
+        """Take a whole frame: a request, or the answer to one of the server. Args: `frame`: header and body."""
         header, body = frame[: head.header_bytes], frame[head.header_bytes :]
         received = commands.decode_header(header, head.header_type)._replace(body=body)
         self.version = received.version or self.version
@@ -192,7 +200,7 @@ class ClientConnection(asyncio.Protocol):
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def send(self, sent: Command) -> None:
+    def send(self, sent: RemotingCommand) -> None:
         """Write a frame. After the end of the connection nothing happens."""
         if self.is_closed or self._transport is None:
             return
@@ -202,17 +210,19 @@ class ClientConnection(asyncio.Protocol):
     def push(self, code: int, fields: dict[str, str], body: bytes = b"") -> None:
         """Send a request that the client does not answer."""
         self.send(
-            Command(code, next(self._opaques), flag=commands.FLAG_ONE_WAY, fields=fields, body=body)
+            RemotingCommand(
+                code, next(self._opaques), flag=commands.FLAG_ONE_WAY, fields=fields, body=body
+            )
         )
 
     async def ask(
         self, code: int, fields: dict[str, str], body: bytes = b"", *, timeout_s: float
-    ) -> Command | None:
+    ) -> RemotingCommand | None:
         """Send a request. Returns: the client's answer; None: none came in time."""
         opaque = next(self._opaques)
-        answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         self._asked[opaque] = answer
-        self.send(Command(code, opaque, fields=fields, body=body))
+        self.send(RemotingCommand(code, opaque, fields=fields, body=body))
         timer = asyncio.get_running_loop().call_later(timeout_s, answer.cancel)
         try:
             return await answer
@@ -225,8 +235,7 @@ class ClientConnection(asyncio.Protocol):
             self._asked.pop(opaque, None)
 
     def _note_unsent(self) -> None:
-        assert self._transport is not None
-        unsent = self._transport.get_write_buffer_size()
+        unsent = self._open_transport.get_write_buffer_size()
         if not unsent:
             self._moved_s = self._clock()
         self._unsent_bytes = unsent

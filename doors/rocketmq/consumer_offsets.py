@@ -13,7 +13,7 @@ from raymq.store.base.errors import RayMQError
 
 from .answers import Refused
 from .codes import RequestCode, ResponseCode
-from .command import Command, answer
+from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .request_fields import RequestFields
 from .send_message import queue_named, shard_named
@@ -92,7 +92,9 @@ class ConsumerOffsetProcessor:
         self._shards = shards
         self._offsets = offsets
 
-    async def process(self, connection: ClientConnection, request: Command) -> Command:
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
         """Read or store the offset of one queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         group, topic = fields.text("consumerGroup"), fields.text("topic")
@@ -135,7 +137,9 @@ class QueueOffsetProcessor:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    async def process(self, connection: ClientConnection, request: Command) -> Command:
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
         """An offset of one queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         topic = fields.text("topic")

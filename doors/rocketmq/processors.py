@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from .codes import RequestCode
-from .command import Command
+from .command import RemotingCommand
 
 if TYPE_CHECKING:
     from .connection import ClientConnection
 
 #: answers a request of a connection, now or later
-Processor: TypeAlias = Callable[["ClientConnection", Command], Awaitable[Command]]
+Processor: TypeAlias = Callable[["ClientConnection", RemotingCommand], Awaitable[RemotingCommand]]
 
 
 class Executor(NamedTuple):

@@ -18,7 +18,7 @@ from .answers import Refused
 from .arrivals import Arrivals
 from .client_table import ClientTable
 from .codes import MQVersion, RequestCode, ResponseCode
-from .command import Command, answer
+from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .consumer_offsets import OffsetStore
 from .request_fields import RequestFields
@@ -53,7 +53,9 @@ class PullMessageProcessor:
         self._offsets = offsets
         self._arrivals = arrivals
 
-    async def process(self, connection: ClientConnection, request: Command) -> Command:
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
         """Read a queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         topic, group = fields.text("topic"), fields.text("consumerGroup")
@@ -105,12 +107,12 @@ class PullMessageProcessor:
     async def _pull(
         self,
         connection: ClientConnection,
-        request: Command,
+        request: RemotingCommand,
         queues: BrokerQueues,
         shard: int,
         wanted: FetchRequest,
         wait_ms: int,
-    ) -> Command:
+    ) -> RemotingCommand:
         """Fetch until there is something to say, or the wait is over."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + min(wait_ms, SUSPEND_MS_MAX) / 1000
@@ -178,18 +180,18 @@ def _body(records: pa.Array, number: int | None) -> bytes | memoryview:
 
 
 def _answered(
-    request: Command,
+    request: RemotingCommand,
     code: ResponseCode,
     next_offset: int,
     ends: tuple[int, int],
     body: bytes | memoryview = b"",
-) -> Command:
+) -> RemotingCommand:
     fields = _ends(next_offset, *ends)
     remark = None if code == ResponseCode.SUCCESS else code.name
     return answer(request, code, fields, body, remark)
 
 
-def _moved(request: Command, error: OffsetOutOfRange, asked: int) -> Command:
+def _moved(request: RemotingCommand, error: OffsetOutOfRange, asked: int) -> RemotingCommand:
     """The answer to a pull from an offset that the queue does not have: where to go on."""
     low, high = int(error.fields["min"]), int(error.fields["max"])
     corrected = low if asked < low else high

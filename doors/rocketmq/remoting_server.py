@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from .answers import Refused, remark_of, response_code
 from .codes import RequestCode, ResponseCode
-from .command import Command, answer
-from .connection import ClientConnection, ReceiveMemory
+from .command import RemotingCommand, answer
+from .connection import ClientConnection, FrameMemory
 from .processors import ProcessorEntry, ProcessorTable
 
 logger = logging.getLogger("raymq.rocketmq")
@@ -43,7 +43,7 @@ class RemotingServer:
         self,
         processors: ProcessorTable,
         *,
-        check: Callable[[Command], None],
+        check: Callable[[RemotingCommand], None],
         on_closed: Callable[[ClientConnection], None],
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -57,7 +57,7 @@ class RemotingServer:
         self._on_closed = on_closed
         self._tls = tls
         self._clock = clock
-        self.memory = ReceiveMemory(RECEIVE_MEMORY_BYTES)
+        self.memory = FrameMemory(RECEIVE_MEMORY_BYTES)
         self.connections: set[ClientConnection] = set()
         #: by the name of an executor
         self._under_way: Counter[str] = Counter()
@@ -153,7 +153,7 @@ class RemotingServer:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def received(self, connection: ClientConnection, command: Command) -> None:
+    def received(self, connection: ClientConnection, command: RemotingCommand) -> None:
         """See `FrameReceiver`."""
         try:
             self._check(command)
@@ -179,7 +179,7 @@ class RemotingServer:
         self._start(self._process(entry, connection, command))
 
     async def _process(
-        self, entry: ProcessorEntry, connection: ClientConnection, command: Command
+        self, entry: ProcessorEntry, connection: ClientConnection, command: RemotingCommand
     ) -> None:
         try:
             found = await entry.processor(connection, command)
@@ -223,7 +223,7 @@ async def _first_byte(accepted: socket.socket) -> int | None:
 
 
 def _refuse(
-    connection: ClientConnection, command: Command, code: ResponseCode, remark: str
+    connection: ClientConnection, command: RemotingCommand, code: ResponseCode, remark: str
 ) -> None:
     if not command.is_one_way:
         connection.send(answer(command, code, remark=remark))

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from .answers import Refused
 from .codes import ResponseCode
-from .command import Command
+from .command import RemotingCommand
 
 
 class RequestFields:
     """The fields of one request."""
 
-    def __init__(self, request: Command, names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, request: RemotingCommand, names: Mapping[str, str] | None = None) -> None:
         """Args: `names`: long name -> name in the header; None: they are the same."""
         self._fields = request.fields
         self._names = names

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from raymq.client.handle import ClusterHandle
 
+from .access import Access, AccessCheck
 from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
-from .command import Command
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
 from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
 from .pull_message import PullMessageProcessor
@@ -22,7 +22,7 @@ from .send_back import SendBackProcessor
 from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
-from .topology import LEADER_ID, Address
+from .topology import LEADER_ID, BrokerAddress
 
 #: how long new requests are answered with GO_AWAY at the end
 GRACE_S = 0.5
@@ -41,25 +41,29 @@ class RocketMQServer:
         host: str = "127.0.0.1",
         port: int = 0,
         shard_ports: Mapping[int, int] | None = None,
+        access: Access = "key",
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Listen, and serve.
 
         Args: `port`: for name server requests; 0: any that is free. `shard_ports`: shard -> port; by default any.
-        Raises: OSError for a port that is taken.
+        `access`: "key": clients sign with AccessKey raymq, and the cluster's token as SecretKey; "open": they need not.
+        `tls`: for connections that begin with TLS.
+        Raises: OSError for a port that is taken; Rejected for "open" on another address than 127.0.0.1.
         """
+        check = AccessCheck(access, handle.token, host)
         self._handle = handle
         self._host = host
         self._loop = asyncio.new_event_loop()
         #: shard -> where its clients dial
-        self.addresses: dict[int, Address] = {}
+        self.addresses: dict[int, BrokerAddress] = {}
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="raymq-rocketmq", daemon=True
         )
         self._thread.start()
         self._shards = Shards(handle, self._loop)
         try:
-            self.port = self._run(self._open(port, shard_ports or {}, tls))
+            self.port = self._run(self._open(port, shard_ports or {}, check, tls))
         except BaseException:
             self._run(self._server.close())
             self._end()
@@ -69,7 +73,11 @@ class RocketMQServer:
         return int(asyncio.run_coroutine_threadsafe(work, self._loop).result() or 0)  # type: ignore[arg-type]
 
     async def _open(
-        self, port: int, shard_ports: Mapping[int, int], tls: ssl.SSLContext | None
+        self,
+        port: int,
+        shard_ports: Mapping[int, int],
+        access: AccessCheck,
+        tls: ssl.SSLContext | None,
     ) -> int:
         loop = self._loop
         clients, arrivals = ClientTable(), Arrivals()
@@ -80,11 +88,11 @@ class RocketMQServer:
         )
         self.table = ProcessorTable()
         self._server = RemotingServer(
-            self.table, check=_check_nothing, on_closed=manage.drop, tls=tls
+            self.table, check=access.check, on_closed=manage.drop, tls=tls
         )
         for shard in range(self._shards.count):
             found = self._server.listen(self._host, shard_ports.get(shard, 0), shard)
-            self.addresses[shard] = Address(self._host, found)
+            self.addresses[shard] = BrokerAddress(self._host, found)
 
         send = SendMessageProcessor(self._shards, lanes, self.addresses)
         self.table.register(SEND, send.process, send.CODES)
@@ -120,7 +128,3 @@ class RocketMQServer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _check_nothing(request: Command) -> None:
-    """Without keys every request is taken."""

@@ -12,12 +12,12 @@ from raymq.store.base.errors import TopicMissing
 
 from .answers import Refused
 from .codes import MQVersion, RequestCode, ResponseCode
-from .command import Command, answer
+from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .json_dialect import write_json
 from .request_fields import RequestFields
 from .shards import Shards
-from .topology import Address, BrokerQueues, broker_name
+from .topology import BrokerAddress, BrokerQueues, broker_name
 
 #: a queue may be read and written
 READ_WRITE = 6
@@ -28,12 +28,16 @@ class RouteInfoProcessor:
 
     CODES = (RequestCode.GET_ROUTEINFO_BY_TOPIC,)
 
-    def __init__(self, shards: Shards, addresses: Callable[[int], Mapping[int, Address]]) -> None:
+    def __init__(
+        self, shards: Shards, addresses: Callable[[int], Mapping[int, BrokerAddress]]
+    ) -> None:
         """Args: `addresses`: shard -> broker id -> where to dial."""
         self._shards = shards
         self._addresses = addresses
 
-    async def process(self, connection: ClientConnection, request: Command) -> Command:
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
         """The route of a topic. Raises: Refused for one that does not exist; Unavailable."""
         fields = RequestFields(request)
         topic = fields.text("topic")
@@ -46,29 +50,28 @@ class RouteInfoProcessor:
         return answer(request, ResponseCode.SUCCESS, body=body)
 
     def _route(self, queues: BrokerQueues) -> dict[str, Any]:
-        brokers = [(shard, len(own)) for shard, own in queues.by_shard.items() if own]
-        return {
-            "brokerDatas": [
-                {
-                    "brokerAddrs": {
-                        number: str(address)
-                        for number, address in sorted(self._addresses(shard).items())
-                    },
-                    "brokerName": broker_name(shard),
-                    "cluster": self._shards.name,
-                    "enableActingMaster": False,
-                }
-                for shard, _ in brokers
-            ],
-            "filterServerTable": {},
-            "queueDatas": [
-                {
-                    "brokerName": broker_name(shard),
-                    "perm": READ_WRITE,
-                    "readQueueNums": count,
-                    "topicSysFlag": 0,
-                    "writeQueueNums": count,
-                }
-                for shard, count in brokers
-            ],
-        }
+        counts = {shard: len(own) for shard, own in queues.by_shard.items() if own}
+        brokers = [
+            {
+                "brokerAddrs": {
+                    number: str(address)
+                    for number, address in sorted(self._addresses(shard).items())
+                },
+                "brokerName": broker_name(shard),
+                "cluster": self._shards.name,
+                "enableActingMaster": False,
+            }
+            for shard in counts
+        ]
+
+        queue_facts = [
+            {
+                "brokerName": broker_name(shard),
+                "perm": READ_WRITE,
+                "readQueueNums": count,
+                "topicSysFlag": 0,
+                "writeQueueNums": count,
+            }
+            for shard, count in counts.items()
+        ]
+        return {"brokerDatas": brokers, "filterServerTable": {}, "queueDatas": queue_facts}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .answers import Refused
 from .codes import RequestCode, ResponseCode
-from .command import Command, answer
+from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .request_fields import RequestFields
 from .send_message import shard_named
@@ -22,7 +22,9 @@ class SendBackProcessor:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    async def process(self, connection: ClientConnection, request: Command) -> Command:
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
         """Put a message into the retry topic of a group. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         group, offset = fields.text("group"), fields.integer("offset")

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from raymq.store.base.clock import Clock
-from raymq.store.base.format import SYS_TRANSACTION_MASK, pack_host
+from raymq.store.base.format import pack_host
 from raymq.store.records.properties import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
@@ -19,7 +19,7 @@ from raymq.store.records.properties import (
 
 from .answers import Refused
 from .codes import RequestCode, ResponseCode
-from .command import Command, answer
+from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .delayed_sends import Lane, is_delayed, waiting_lane
 from .message_batch import decode_batch
@@ -27,7 +27,8 @@ from .property_text import split
 from .request_fields import RequestFields
 from .send_lanes import MessageRow, SendLanes, StoredRow
 from .shards import Shards
-from .topology import Address, BrokerQueues, shard_of_broker
+from .sys_flags import TRANSACTION_MASK
+from .topology import BrokerAddress, BrokerQueues, shard_of_broker
 
 #: the short names of the second version of the header, which is the one of clients since 3.5
 _V2 = {
@@ -64,7 +65,9 @@ class SendMessageProcessor:
         RequestCode.SEND_BATCH_MESSAGE,
     )
 
-    def __init__(self, shards: Shards, lanes: SendLanes, addresses: Mapping[int, Address]) -> None:
+    def __init__(
+        self, shards: Shards, lanes: SendLanes, addresses: Mapping[int, BrokerAddress]
+    ) -> None:
         """Args: `addresses`: shard -> where clients dial it, a part of message ids."""
         self._shards = shards
         self._lanes = lanes
@@ -73,7 +76,9 @@ class SendMessageProcessor:
             for shard, address in addresses.items()
         }
 
-    async def process(self, connection: ClientConnection, request: Command) -> Command:
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
         """Store the messages of a request. Raises: Refused, RayMQError."""
         names = _V1 if request.code == RequestCode.SEND_MESSAGE else _V2
         fields = RequestFields(request, names)
@@ -93,7 +98,7 @@ class SendMessageProcessor:
     def _rows(
         self,
         connection: ClientConnection,
-        request: Command,
+        request: RemotingCommand,
         fields: RequestFields,
         *,
         is_batch: bool,
@@ -113,7 +118,7 @@ class SendMessageProcessor:
             text = fields.text("properties", "").encode()
             messages = [(bytes(request.body), text, fields.integer("flag", 0))]
 
-        if sys_flag & SYS_TRANSACTION_MASK or any(_HALF in text for _, text, _ in messages):
+        if sys_flag & TRANSACTION_MASK or any(_HALF in text for _, text, _ in messages):
             raise Refused(
                 ResponseCode.NO_PERMISSION,
                 "messages of transactions are not taken yet: send them without a transaction",

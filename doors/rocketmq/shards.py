@@ -30,7 +30,7 @@ from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .topology import BrokerQueues
 
-Result = TypeVar("Result")
+Found = TypeVar("Found")
 
 logger = logging.getLogger("raymq.rocketmq")
 
@@ -105,7 +105,7 @@ class Shards:
         """Call an operation of a shard's leader. Raises: RayMQError."""
         return await self.in_thread(self._routes.call, shard, op, args)
 
-    async def in_thread(self, work: Callable[..., Result], *args: object) -> Result:
+    async def in_thread(self, work: Callable[..., Found], *args: object) -> Found:
         """Do something that blocks."""
         return await self._loop.run_in_executor(self._calls, partial(work, *args))
 

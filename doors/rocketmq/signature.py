@@ -9,7 +9,7 @@ import hmac
 from base64 import b64encode
 
 from .codes import MQVersion
-from .command import Command
+from .command import RemotingCommand
 
 #: the field with the name of the user
 ACCESS_KEY = "AccessKey"
@@ -19,7 +19,7 @@ SIGNATURE = "Signature"
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
-def sign(command: Command, secret: bytes) -> str:
+def sign(command: RemotingCommand, secret: bytes) -> str:
     """The signature of a request. `secret`: the secret key of the user, in UTF-8.
 
     The values of the fields are joined in the order of their names, without the signature, and the body follows.
@@ -36,13 +36,13 @@ def sign(command: Command, secret: bytes) -> str:
     return b64encode(mac.digest()).decode("ascii")
 
 
-def signed(command: Command, access_key: str, secret: bytes) -> Command:
+def signed(command: RemotingCommand, access_key: str, secret: bytes) -> RemotingCommand:
     """The request with the fields of a user's signature."""
     with_key = command._replace(fields={**command.fields, ACCESS_KEY: access_key})
     return with_key._replace(fields={**with_key.fields, SIGNATURE: sign(with_key, secret)})
 
 
-def verify(command: Command, secret: bytes) -> bool:
+def verify(command: RemotingCommand, secret: bytes) -> bool:
     """Whether a request has the signature under this secret. It takes the same time wherever both differ."""
     found = command.fields.get(SIGNATURE, "")
     return hmac.compare_digest(found.encode("utf-8", "replace"), sign(command, secret).encode())

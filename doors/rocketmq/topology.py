@@ -17,7 +17,7 @@ _BROKER = re.compile(r"raymq-(\d+)\Z")
 LEADER_ID = 0
 
 
-class Address(NamedTuple):
+class BrokerAddress(NamedTuple):
     """Where a server of this protocol listens, as clients dial it."""
 
     host: str

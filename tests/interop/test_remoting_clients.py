@@ -36,6 +36,7 @@ def run(shard: ServedShard, program: Program, tmp_path_factory) -> Iterator[Run]
     with RocketMQServer(shard.cluster) as server:
 
         def run_scenario(scenario: str, topic: str, *words: object, options=()) -> dict[str, Any]:
+            """Args: `words`: of the scenario. `options`: of Java."""
             arguments = [scenario, f"127.0.0.1:{server.port}", topic, *map(str, words)]
             done = subprocess.run(
                 [
@@ -43,6 +44,7 @@ def run(shard: ServedShard, program: Program, tmp_path_factory) -> Iterator[Run]
                     *JAVA_OPTIONS,
                     f"-Duser.home={home}",
                     f"-Drmq.logback.configurationFile={SOURCES / 'logback.xml'}",
+                    f"-Draymq.secret={shard.cluster.token}",
                     *options,
                     *("-cp", program.class_path, "ClientScenarios", *arguments),
                 ],

@@ -10,9 +10,9 @@ from types import TracebackType
 from raymq.doors.rocketmq.command import (
     FLAG_ONE_WAY,
     HEAD_BYTES,
-    Command,
     FrameHead,
     HeaderType,
+    RemotingCommand,
     decode_header,
     encode,
 )
@@ -33,9 +33,9 @@ class RemotingClient:
         self._opaque = 0
         self._received = b""
         #: opaque -> answers that no call has taken yet
-        self._answers: dict[int, list[Command]] = {}
+        self._answers: dict[int, list[RemotingCommand]] = {}
         #: requests of the server
-        self.pushed: list[Command] = []
+        self.pushed: list[RemotingCommand] = []
 
     def send(
         self, code: int, fields: Mapping[str, object], body: bytes = b"", *, one_way: bool = False
@@ -44,7 +44,7 @@ class RemotingClient:
         self._opaque += 1
         texts = {name: str(value) for name, value in fields.items()}
         flag = FLAG_ONE_WAY if one_way else 0
-        made = Command(
+        made = RemotingCommand(
             code,
             self._opaque,
             flag,
@@ -56,7 +56,7 @@ class RemotingClient:
         self.socket.sendall(encode(made))
         return self._opaque
 
-    def answer(self, opaque: int) -> Command:
+    def answer(self, opaque: int) -> RemotingCommand:
         """The answer to a request. What the server asks meanwhile goes to `pushed`. Raises: EOFError."""
         while not self._answers.get(opaque):
             found = self.next()
@@ -66,11 +66,11 @@ class RemotingClient:
                 self.pushed.append(found)
         return self._answers[opaque].pop(0)
 
-    def call(self, code: int, fields: Mapping[str, object], body: bytes = b"") -> Command:
+    def call(self, code: int, fields: Mapping[str, object], body: bytes = b"") -> RemotingCommand:
         """Send a request and wait for its answer. Raises: EOFError."""
         return self.answer(self.send(code, fields, body))
 
-    def next(self) -> Command:
+    def next(self) -> RemotingCommand:
         """The next frame. Raises: EOFError when the server has closed the connection."""
         head = FrameHead.parse(self._read(HEAD_BYTES))
         header = self._read(head.header_bytes)

@@ -20,7 +20,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
 
 @pytest.fixture(scope="module")
 def server(shard: ServedShard) -> Iterator[RocketMQServer]:
-    with RocketMQServer(shard.cluster) as running:
+    with RocketMQServer(shard.cluster, access="open") as running:
         yield running
 
 

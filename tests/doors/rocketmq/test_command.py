@@ -16,15 +16,15 @@ from raymq.doors.rocketmq.command import (
     FRAME_BYTES_MAX,
     HEAD_BYTES,
     VERSION,
-    Command,
     FrameHead,
+    RemotingCommand,
     answer,
     decode_header,
     encode,
 )
 from raymq.doors.rocketmq.malformed import Malformed
 
-ROUTE = Command(
+ROUTE = RemotingCommand(
     RequestCode.GET_ROUTEINFO_BY_TOPIC, 7, 0, {"topic": "T"}, b"", None, 479, "JAVA", "json"
 )
 #: what Java writes for ROUTE, but for the length
@@ -38,7 +38,7 @@ ROUTE_BINARY = bytes.fromhex(
 )
 
 
-def decode(frame: bytes) -> Command:
+def decode(frame: bytes) -> RemotingCommand:
     """The command of one whole frame, as a connection reads it."""
     head = FrameHead.parse(frame)
     body_at = HEAD_BYTES + head.header_bytes
@@ -54,7 +54,7 @@ int16s = st.integers(-(1 << 15), (1 << 15) - 1)
 
 def commands(header_type, codes):
     return st.builds(
-        Command,
+        RemotingCommand,
         code=codes,
         opaque=int32s,
         flag=int32s,

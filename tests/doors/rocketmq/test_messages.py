@@ -376,7 +376,7 @@ def two_shards(tmp_path) -> Iterator[RocketMQServer]:
         cluster = first.cluster
         cluster.shards, cluster.endpoints, cluster.resolver = 2, endpoints, lambda: endpoints
         cluster.create_topic("t", queues=5)
-        with RocketMQServer(cluster) as server:
+        with RocketMQServer(cluster, access="open") as server:
             yield server
 
 

@@ -8,8 +8,10 @@ import threading
 import pytest
 
 from raymq.doors.rocketmq.codes import RequestCode, ResponseCode
-from raymq.doors.rocketmq.command import HEADER_BYTES_MAX
+from raymq.doors.rocketmq.command import HEADER_BYTES_MAX, RemotingCommand, encode
 from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
+from raymq.doors.rocketmq.signature import signed
+from raymq.store.base.errors import Rejected
 from tests.support.remoting_client import RemotingClient
 from tests.support.waiting import until
 
@@ -130,7 +132,7 @@ def test_more_requests_than_an_executor_takes_are_refused_as_busy(
 
 
 def test_a_server_that_stops_tells_its_clients_to_go_away(shard) -> None:
-    server = RocketMQServer(shard.cluster)
+    server = RocketMQServer(shard.cluster, access="open")
     with RemotingClient(server.addresses[0]) as client:
         assert client.call(9_999, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         server._loop.call_soon_threadsafe(setattr, server._server, "_goes_away", True)
@@ -142,6 +144,34 @@ def test_a_server_that_stops_tells_its_clients_to_go_away(shard) -> None:
 def test_a_port_that_is_taken_is_said(shard, server: RocketMQServer) -> None:
     with pytest.raises(OSError, match="Address already in use"):
         RocketMQServer(shard.cluster, port=server.port)
+
+
+def test_a_request_without_the_right_signature_is_refused_and_its_connection_ends(shard) -> None:
+    with RocketMQServer(shard.cluster) as server:
+        address, secret = server.addresses[0], shard.cluster.token.encode()
+        with RemotingClient(address) as client:
+            found = client.call(9_999, {})
+            assert found.code == ResponseCode.NO_PERMISSION
+            assert "AccessKey raymq" in (found.remark or "")
+            assert client.is_closed()
+        for user, key in (("raymq", b"wrong"), ("other", secret)):
+            with RemotingClient(address) as client:
+                asked = signed(RemotingCommand(9_999, 1, fields={"a": "b"}), user, key)
+                client.socket.sendall(encode(asked))
+                assert client.answer(1).code == ResponseCode.NO_PERMISSION
+                assert client.is_closed()
+        with RemotingClient(address) as client:
+            asked = signed(RemotingCommand(9_999, 1, fields={"a": "b"}, body=b"x"), "raymq", secret)
+            client.socket.sendall(encode(asked))
+            assert client.answer(1).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            # The same bytes with another body.
+            client.socket.sendall(encode(asked._replace(body=b"y")))
+            assert client.answer(1).code == ResponseCode.NO_PERMISSION
+
+
+def test_a_server_without_keys_listens_on_this_machine_alone(shard) -> None:
+    with pytest.raises(Rejected, match=r"0\.0\.0\.0.*127\.0\.0\.1"):
+        RocketMQServer(shard.cluster, host="0.0.0.0", access="open")
 
 
 def _pause() -> None:

@@ -15,8 +15,8 @@ from raymq.doors.rocketmq.codes import RequestCode, ResponseCode
 from raymq.doors.rocketmq.command import (
     FLAG_ONE_WAY,
     HEAD_BYTES,
-    Command,
     FrameHead,
+    RemotingCommand,
     answer,
     decode_header,
     encode,
@@ -32,7 +32,7 @@ from tests.support.oracle import Missing, Oracle, prepare
 pytestmark = pytest.mark.interop
 
 SECRET = "secret ö"
-SEND = Command(
+SEND = RemotingCommand(
     RequestCode.SEND_MESSAGE_V2,
     -5,
     FLAG_ONE_WAY,
@@ -107,7 +107,7 @@ def text(data: bytes | memoryview) -> str:
     return b64encode(data).decode()
 
 
-def decode(frame: bytes) -> Command:
+def decode(frame: bytes) -> RemotingCommand:
     head = FrameHead.parse(frame)
     body_at = HEAD_BYTES + head.header_bytes
     return decode_header(frame[HEAD_BYTES:body_at], head.header_type)._replace(body=frame[body_at:])

@@ -9,6 +9,8 @@ import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
@@ -21,6 +23,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** What users do with RocketMQ's own client, each as one scenario that prints one line of JSON. */
 public class ClientScenarios {
@@ -41,8 +44,13 @@ public class ClientScenarios {
         System.exit(0);
     }
 
+    /** Signs requests as users of RocketMQ's access control do. */
+    private static RPCHook hook() {
+        return new AclClientRPCHook(new SessionCredentials("raymq", System.getProperty("raymq.secret")));
+    }
+
     private static DefaultMQProducer producer(String nameServer) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("scenario-producers");
+        DefaultMQProducer producer = new DefaultMQProducer("scenario-producers", hook());
         producer.setNamesrvAddr(nameServer);
         producer.setSendMsgTimeout(10_000);
         producer.start();
@@ -112,7 +120,7 @@ public class ClientScenarios {
     /** A push consumer that reads so many messages from the begin. */
     private static Map<String, Object> push(String nameServer, String topic, int count, String group,
             String expression) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook());
         consumer.setNamesrvAddr(nameServer);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (expression.startsWith("sql:")) {
@@ -153,7 +161,7 @@ public class ClientScenarios {
     /** A lite pull consumer that has all queues assigned. */
     private static Map<String, Object> pull(String nameServer, String topic, int count, String group)
             throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, hook());
         consumer.setNamesrvAddr(nameServer);
         consumer.setAutoCommit(false);
         consumer.start();
