@@ -52,11 +52,11 @@ class Pair(NamedTuple):
 
 
 #: the extras that one environment can have together: Spark 3.5 and Spark 4 exclude each other
-TOGETHER = ("dev", "data", "client", "trace", "bench", "spark4")
+TOGETHER = ("dev", "data", "client", "trace", "bench", "rocketmq", "spark4")
 #: each extra alone, so that it is known to name all that it needs
 ALONE = (
     *((), ("spark",), ("spark4",), ("demo",), ("data",), ("client",), ("trace",)),
-    *(("bench",), ("docs",), ("dev",)),
+    *(("rocketmq",), ("bench",), ("docs",), ("dev",)),
 )
 PAIRS = (
     Pair("2.49.*", (3, 10), "19.0.0", ((), ("data",), ("demo",), TOGETHER), has_demo=True),
@@ -80,6 +80,7 @@ USES = {
     "flights.prepare(pathlib.Path(tempfile.mkdtemp()), 9)",
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
     "trace": "from raymq.trace import TraceHook, context_of; TraceHook()",
+    "rocketmq": "import orjson; from raymq.doors.rocketmq import command; command.encode(command.Command(105, 1))",
     "bench": "import rich.live; from raymq.cluster.bench import run",
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     # Tests of what the standard library, Arrow and Ray do differently: times, asyncio, futures, bytes, slices, tasks.

@@ -23,7 +23,7 @@ from tests.support.loop_disk import can_mount
 from tests.support.network_namespaces import can_make_namespaces
 from tests.support.programs import run
 
-PARTS = {"store", "actors", "replication", "client", "cluster", "spark"}
+PARTS = {"store", "actors", "replication", "client", "cluster", "spark", "doors"}
 TESTS = Path(__file__).parent
 #: their cases run in idle time
 EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("store", "replication", "actors", "client", "cluster", "spark")
+PARTS = ("store", "replication", "actors", "client", "cluster", "spark", "doors")
 
 
 def modules() -> dict[str, ast.Module]:

@@ -25,6 +25,7 @@ PARTS = (
     "client",
     "cluster",
     "spark",
+    "doors",
     "tests",
     "examples",
     "benchmarks",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("store", "actors", "replication", "client", "cluster", "spark")
+PARTS = ("store", "actors", "replication", "client", "cluster", "spark", "doors")
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,7 @@ def test_spark_java_and_plots_are_extras(wheel, names):
         "client",
         "data",
         "trace",
+        "rocketmq",
         "docs",
         "dev",
     }

@@ -78,6 +78,8 @@ A shard that is being added does not answer those that are about all shards: des
     find_messages(topic, key, is_unique, begin_ms, end_ms, max_records)  {found: [queue_id, offset, store time, record
                                                                       in base64 or none] of each, in the log's order}
     place_of_message(message_id)                                    {topic, queue_id, offset}; {} when it is not here
+    place_of_record(physical_offset)                                {topic, queue_id, offset}; {} when no message begins
+                                                                      there
     commit_offsets(group, topic, offsets, numbers, seeks)           {}; with numbers {fenced: {queue_id: [number,
                                                                       member]}}: of these nothing is stored
     offsets(group, topic)                                           {queue_id: next offset}

@@ -27,19 +27,12 @@ from raymq.client.messages.columns import message_batch, value_batch, value_sche
 from raymq.client.messages.received import ReceivedMessage, received_messages
 from raymq.client.messages.topic_values import TopicValues
 from raymq.client.times import Time, check_time
-from raymq.client.topics.add_queues import add_queues
-from raymq.client.topics.new_topic import create_topic
+from raymq.client.topics.retry_topics import create_retry_topic
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.client.unclosed import OpenClient, warn_unclosed
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import (
-    RayMQError,
-    Rejected,
-    TopicMissing,
-    TopicWithOtherQueues,
-    Unavailable,
-)
+from raymq.store.base.errors import RayMQError, Rejected, TopicMissing, Unavailable
 from raymq.store.base.format import check_group_name
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic
 
@@ -788,14 +781,7 @@ class Consumer(OpenClient):
         if shard >= cluster.shards:
             # It was added after the handle was made.
             cluster.learn_shards(shard + 1)
-        try:
-            create_topic(cluster, name, queues=cluster.shards)
-        except TopicWithOtherQueues:
-            # It may be older than some shards. Its messages are read in any order.
-            facts = cluster.topics()[name]
-            missing = cluster.shards - len(set(facts["shards"]))
-            queues = int(facts["queues"]) + missing
-            add_queues(cluster, name, queues, break_key_order=True)
+        create_retry_topic(cluster, name)
 
     def committed(self) -> dict[Any, int]:
         """queue_id -> committed offset of the group. Queues without one are missing."""

@@ -28,6 +28,9 @@ class BatchReceipt(NamedTuple):
     duplicates: int
     store_time_ms: int
     last_offset: int
+    #: of the first new record in the log of the shard, and the end of the last one; -1 when they are not known
+    physical_offset: int = -1
+    end_offset: int = -1
 
     def offset(self, row: int) -> int:
         """The queue offset of a row; -1 when it is not known.

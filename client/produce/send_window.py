@@ -357,6 +357,8 @@ class SendWindow:
             ack["duplicates"],
             ack["store_time_ms"],
             ack["last_offset"],
+            ack["physical_offset"],
+            ack.get("end_offset", -1),
         )
 
     def _refused(

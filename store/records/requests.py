@@ -81,14 +81,17 @@ class PutOutcome(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count
     duplicates: int
     store_time_ms: int
+    #: of the first new record; -1 without one
     physical_offset: int
     last_offset: int = -1
+    #: end of the last record; -1 when it is not known
+    end_offset: int = -1
 
     @classmethod
     def of(cls, appended: AppendedRows) -> PutOutcome:
         """The answer for rows that were appended. The first five fields of both are the same."""
         # Runs once for each put: the class's own `__new__` would cost one more call.
-        return tuple.__new__(cls, (*appended[:5], appended.last_offset))
+        return tuple.__new__(cls, (*appended[:5], appended.last_offset, appended.end_offset))
 
 
 class MessageSelector(NamedTuple):

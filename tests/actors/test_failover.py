@@ -690,6 +690,7 @@ QUESTIONS = {
         "max_records": 1,
     },
     "place_of_message": {"message_id": "0" * 32},
+    "place_of_record": {"physical_offset": 0},
     "known_producers": {"producer_ids": [7]},
 }
 

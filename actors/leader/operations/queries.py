@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable
 from functools import partial
+
+import pyarrow as pa
 
 from raymq.actors.api import call_arguments
 from raymq.actors.api.operations import choice, flag, integer, operation, unnamed
@@ -114,10 +117,19 @@ def find_messages(
 
 def place_of_message(leader: LeaderScope, message_id: str) -> dict[str, object]:
     """Topic, queue and offset of the message with an offset message id; nothing if this shard does not have it."""
+    return _place(leader, lambda: leader.store.query.by_id(message_id))
+
+
+def place_of_record(leader: LeaderScope, physical_offset: int) -> dict[str, object]:
+    """Topic, queue and offset of the record that begins at an offset of the log; nothing if none does."""
+    return _place(leader, lambda: leader.store.query.by_offset(physical_offset))
+
+
+def _place(leader: LeaderScope, find: Callable[[], pa.RecordBatch]) -> dict[str, object]:
     leader.await_check()
     leader.await_dispatch()
     try:
-        batch = leader.store.query.by_id(message_id)
+        batch = find()
     except (OffsetOutOfRange, Rejected):
         # Another shard's id leads to any bytes here.
         return {}
@@ -163,4 +175,5 @@ OPERATIONS = {
         max_records=integer(1),
     ),
     "place_of_message": operation(place_of_message, message_id=_message_id),
+    "place_of_record": operation(place_of_record, physical_offset=integer()),
 }

@@ -54,6 +54,9 @@ public final class Oracle {
             case "config":
                 new ConfigFiles(command).run();
                 break;
+            case "remoting":
+                new Remoting(command).run();
+                break;
             default:
                 throw new IllegalArgumentException("unknown command " + command);
         }

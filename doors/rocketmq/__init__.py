@@ -1,0 +1,30 @@
+"""The remoting protocol of Apache RocketMQ, for its own clients. It is being built: nothing starts it yet.
+
+rocketmq_server   the server: its parts put together
+remoting_server   connections, and who answers their requests
+connection        one connection: frames in, answers out, within bounds
+processors        the table of processors
+access            who may use the server
+topology          shards as brokers, and the numbers of their queues
+shards            puts, fetches and calls of the shards
+answers           errors as response codes
+request_fields    the fields of a request
+route_info        routes
+send_message      sends
+send_lanes        gathers sends of many clients into batches
+delayed_sends     messages that are delivered later
+send_back         messages that a consumer could not handle
+pull_message      pulls
+arrivals          wakes pulls that wait
+client_manage     heartbeats, members of groups, notifications
+client_table      the clients that are connected
+consumer_offsets  offsets of groups and of queues
+codes             the numbers of requests, answers, languages and versions
+command           frames: header in JSON or binary, and body
+property_text     the properties string of a message, and what a put takes of it
+message_batch     the messages in the body of a batch
+sys_flags         the bits of sysFlag; compressed bodies
+signature         signs requests, and checks signatures
+json_dialect      the JSON of bodies: fastjson's dialect, and the standard one
+malformed         the error for bytes that the protocol does not allow
+"""

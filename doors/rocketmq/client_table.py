@@ -1,0 +1,147 @@
+"""The clients that are connected: producers and consumers, by group, as their heartbeats say.
+
+Source: ConsumerManager, ProducerManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .connection import ClientConnection
+
+
+class SubscriptionData(NamedTuple):
+    """What a consumer wants of a topic."""
+
+    topic: str
+    #: `*`, `a || b`, or an expression
+    expression: str
+    #: TAG or SQL92
+    kind: str
+    #: the client's clock when it was made: the newest one counts
+    version: int
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> SubscriptionData:
+        """Of a heartbeat. Raises: KeyError, TypeError, ValueError."""
+        return cls(
+            str(fields["topic"]),
+            str(fields.get("subString") or "*"),
+            str(fields.get("expressionType") or "TAG"),
+            int(fields.get("subVersion") or 0),
+        )
+
+
+class ConsumerFacts(NamedTuple):
+    """What a heartbeat says of one consumer."""
+
+    group: str
+    #: CONSUME_ACTIVELY (pull) or CONSUME_PASSIVELY (push)
+    consume_type: str
+    #: CLUSTERING or BROADCASTING
+    message_model: str
+    consume_from: str
+    subscriptions: Mapping[str, SubscriptionData]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> ConsumerFacts:
+        """Of a heartbeat. Raises: KeyError, TypeError, ValueError."""
+        found = [SubscriptionData.of(each) for each in fields.get("subscriptionDataSet") or ()]
+        return cls(
+            str(fields["groupName"]),
+            str(fields.get("consumeType", "CONSUME_PASSIVELY")),
+            str(fields.get("messageModel", "CLUSTERING")),
+            str(fields.get("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET")),
+            {each.topic: each for each in found},
+        )
+
+
+class GroupClient(NamedTuple):
+    """One client of a group."""
+
+    client_id: str
+    connection: ClientConnection
+    #: None: a producer
+    facts: ConsumerFacts | None
+
+
+class ClientTable:
+    """All clients. Callers: one event loop."""
+
+    def __init__(self) -> None:
+        #: group -> client id -> the client
+        self._consumers: dict[str, dict[str, GroupClient]] = {}
+        self._producers: dict[str, dict[str, GroupClient]] = {}
+
+    def note(
+        self,
+        connection: ClientConnection,
+        client_id: str,
+        producers: Iterable[str],
+        consumers: Iterable[ConsumerFacts],
+    ) -> set[str]:
+        """Take a heartbeat. Returns: the consumer groups of which a member, or a subscription, is new."""
+        for group in producers:
+            member = GroupClient(client_id, connection, None)
+            self._producers.setdefault(group, {})[client_id] = member
+        changed = set()
+        for facts in consumers:
+            members = self._consumers.setdefault(facts.group, {})
+            known = members.get(client_id)
+            members[client_id] = GroupClient(client_id, connection, facts)
+            topics = None if known is None or known.facts is None else known.facts.subscriptions
+            if topics is None or topics.keys() != facts.subscriptions.keys():
+                changed.add(facts.group)
+        return changed
+
+    def remove(
+        self, client_id: str, *, producer_group: str = "", consumer_group: str = ""
+    ) -> set[str]:
+        """A client leaves groups. Returns: the consumer groups that it has left."""
+        _discard(self._producers, producer_group, client_id)
+        return {consumer_group} if _discard(self._consumers, consumer_group, client_id) else set()
+
+    def drop(self, connection: ClientConnection) -> set[str]:
+        """A connection has ended. Returns: the consumer groups that lost a member."""
+        lost = set()
+        for table in (self._producers, self._consumers):
+            for group, members in list(table.items()):
+                for client_id, member in list(members.items()):
+                    if member.connection is connection:
+                        _discard(table, group, client_id)
+                        if table is self._consumers:
+                            lost.add(group)
+        return lost
+
+    def consumers(self, group: str) -> list[GroupClient]:
+        """The members of a group, by client id."""
+        return [each for _, each in sorted(self._consumers.get(group, {}).items())]
+
+    def producers(self, group: str) -> list[GroupClient]:
+        """The producers of a group, by client id."""
+        return [each for _, each in sorted(self._producers.get(group, {}).items())]
+
+    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        """The newest subscription of a group to a topic; None: no member has one."""
+        found = [
+            member.facts.subscriptions[topic]
+            for member in self._consumers.get(group, {}).values()
+            if member.facts is not None and topic in member.facts.subscriptions
+        ]
+        return max(found, key=lambda each: each.version, default=None)
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups that have a consumer, ascending."""
+        return sorted(self._consumers)
+
+
+def _discard(table: dict[str, dict[str, GroupClient]], group: str, client_id: str) -> bool:
+    """Remove a client of a group. Returns: whether it was one."""
+    members = table.get(group)
+    if members is None or members.pop(client_id, None) is None:
+        return False
+    if not members:
+        del table[group]
+    return True

@@ -1,0 +1,274 @@
+"""One connection of a client: its frames in, its answers out, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from raymq.store.base.errors import require
+
+from . import command as commands
+from .command import HEAD_BYTES, FrameHead, Malformed, RemotingCommand
+
+logger = logging.getLogger("raymq.rocketmq")
+
+#: bytes of answers that one connection may hold before no further pull of it is answered
+UNSENT_BYTES_MAX = 8 << 20
+#: a connection that takes no byte of its answers for so long is closed
+STUCK_S = 60.0
+#: frames up to this size are received without asking for memory
+SMALL_FRAME_BYTES = 64 << 10
+
+
+class FrameReceiver(Protocol):
+    """What takes the frames of connections: `RemotingServer`."""
+
+    memory: FrameMemory
+
+    def opened(self, connection: ClientConnection) -> None:
+        """A connection is open."""
+
+    def received(self, connection: ClientConnection, command: RemotingCommand) -> None:
+        """A whole frame has come. Must not raise."""
+
+    def closed(self, connection: ClientConnection) -> None:
+        """A connection has ended."""
+
+
+class FrameMemory:
+    """The bytes of large frames that are being received, of all connections together. In turn, first come first served.
+
+    Callers: the event loop.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._free_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def take(self, size: int, on_granted: Callable[[], None]) -> bool:
+        """Take bytes. Returns: whether they were free. Otherwise `on_granted` is called when they are."""
+        if not self._waiting and self._fits(size):
+            self._free_bytes -= size
+            return True
+        self._waiting.append((size, on_granted))
+        return False
+
+    def release(self, size: int) -> None:
+        """Give bytes back."""
+        self._free_bytes += size
+        while self._waiting and self._fits(self._waiting[0][0]):
+            wanted, on_granted = self._waiting.popleft()
+            self._free_bytes -= wanted
+            on_granted()
+
+    def _fits(self, size: int) -> bool:
+        return size <= self._free_bytes or self._free_bytes == self._limit_bytes
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection. Callers: the event loop."""
+
+    def __init__(
+        self, receiver: FrameReceiver, shard: int | None, clock: Callable[[], float]
+    ) -> None:
+        """Args: `shard`: the one whose port the client dialled; None: the port for all. `clock`: monotonic, seconds."""
+        self._receiver = receiver
+        self.shard = shard
+        self._clock = clock
+
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._head: FrameHead | None = None
+        #: bytes of `FrameMemory` that the frame being received has
+        self._held_bytes = 0
+        self._is_waiting = False
+
+        #: address of the client
+        self.peer: tuple[str, int] = ("0.0.0.0", 0)
+        #: of the newest request
+        self.version = 0
+        self.heard_s = clock()
+        self._moved_s = self.heard_s
+        self._unsent_bytes = 0
+        self._opaques = itertools.count(1)
+        #: opaque -> the answer of a request that the server sent
+        self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self.is_closed = False
+
+    def __repr__(self) -> str:
+        return f"{self.peer[0]}:{self.peer[1]}"
+
+    @property
+    def _open_transport(self) -> asyncio.Transport:
+        require(self._transport is not None, "the connection is open")
+        return cast(asyncio.Transport, self._transport)
+
+    # --- asyncio ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self.peer = str(peer[0]), int(peer[1])
+        self._receiver.opened(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.is_closed = True
+        self._release()
+        for answer in self._asked.values():
+            answer.cancel()
+        self._asked.clear()
+        self._receiver.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self.heard_s = self._clock()
+        self._buffer += data
+        try:
+            self._take_frames()
+        except Malformed as error:
+            logger.warning("the connection from %r is closed: %s", self, error)
+            self.close()
+
+    def _take_frames(self) -> None:
+        while not self._is_waiting and not self.is_closed:
+            if self._head is None:
+                if len(self._buffer) < HEAD_BYTES:
+                    return
+                self._head = FrameHead.parse(self._buffer)
+                if not self._has_room(self._head):
+                    return
+            head = self._head
+            end = _frame_bytes(head)
+            if len(self._buffer) < end:
+                return
+            frame = bytes(memoryview(self._buffer)[HEAD_BYTES:end])
+            del self._buffer[:end]
+            self._head = None
+            self._release()
+            self._take(head, memoryview(frame))
+
+    def _has_room(self, head: FrameHead) -> bool:
+        size = _frame_bytes(head)
+        if size <= SMALL_FRAME_BYTES:
+            return True
+        if self._receiver.memory.take(size, self._go_on):
+            self._held_bytes = size
+            return True
+        self._is_waiting = True
+        self._open_transport.pause_reading()
+        return False
+
+    def _go_on(self) -> None:
+        """There is room for the frame."""
+        self._is_waiting = False
+        if self._head is not None:
+            self._held_bytes = _frame_bytes(self._head)
+        if self.is_closed:
+            self._release()
+            return
+        self._open_transport.resume_reading()
+        try:
+            self._take_frames()
+        except Malformed as error:
+            logger.warning("the connection from %r is closed: %s", self, error)
+            self.close()
+
+    def _release(self) -> None:
+        held, self._held_bytes = self._held_bytes, 0
+        if held:
+            self._receiver.memory.release(held)
+
+    def _take(self, head: FrameHead, frame: memoryview) -> None:
+        """Take a whole frame: a request, or the answer to one of the server. Args: `frame`: header and body."""
+        header, body = frame[: head.header_bytes], frame[head.header_bytes :]
+        received = commands.decode_header(header, head.header_type)._replace(body=body)
+        self.version = received.version or self.version
+        if received.is_response:
+            answer = self._asked.pop(received.opaque, None)
+            if answer is not None and not answer.done():
+                answer.set_result(received)
+            return
+        self._receiver.received(self, received)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def send(self, sent: RemotingCommand) -> None:
+        """Write a frame. After the end of the connection nothing happens."""
+        if self.is_closed or self._transport is None:
+            return
+        self._transport.write(commands.encode(sent))
+        self._note_unsent()
+
+    def push(self, code: int, fields: dict[str, str], body: bytes = b"") -> None:
+        """Send a request that the client does not answer."""
+        self.send(
+            RemotingCommand(
+                code, next(self._opaques), flag=commands.FLAG_ONE_WAY, fields=fields, body=body
+            )
+        )
+
+    async def ask(
+        self, code: int, fields: dict[str, str], body: bytes = b"", *, timeout_s: float
+    ) -> RemotingCommand | None:
+        """Send a request. Returns: the client's answer; None: none came in time."""
+        opaque = next(self._opaques)
+        answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._asked[opaque] = answer
+        self.send(RemotingCommand(code, opaque, fields=fields, body=body))
+        timer = asyncio.get_running_loop().call_later(timeout_s, answer.cancel)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled():
+                raise
+            return None
+        finally:
+            timer.cancel()
+            self._asked.pop(opaque, None)
+
+    def _note_unsent(self) -> None:
+        unsent = self._open_transport.get_write_buffer_size()
+        if not unsent:
+            self._moved_s = self._clock()
+        self._unsent_bytes = unsent
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it holds so many answers that no more should be made for it."""
+        if self._transport is None or self.is_closed:
+            return False
+        return self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Whether the client has taken no byte of its answers for `STUCK_S`. Called regularly."""
+        if self._transport is None or self.is_closed:
+            return False
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent_bytes or not unsent:
+            self._moved_s = now_s
+        self._unsent_bytes = unsent
+        return now_s - self._moved_s > STUCK_S
+
+    def close(self) -> None:
+        """End the connection, after what was written."""
+        if self._transport is not None:
+            self._transport.close()
+        self.is_closed = True
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+        self.is_closed = True
+
+
+def _frame_bytes(head: FrameHead) -> int:
+    return HEAD_BYTES + head.header_bytes + head.body_bytes

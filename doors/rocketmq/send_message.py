@@ -1,0 +1,214 @@
+"""Sends: one message or a batch of one queue.
+
+Source: SendMessageProcessor, SendMessageRequestHeaderV2, SendMessageResponseHeader.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from raymq.store.base.clock import Clock
+from raymq.store.base.format import pack_host
+from raymq.store.records.properties import (
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    WAIT,
+    encode,
+)
+
+from .answers import Refused
+from .codes import RequestCode, ResponseCode
+from .command import RemotingCommand, answer
+from .connection import ClientConnection
+from .delayed_sends import Lane, is_delayed, waiting_lane
+from .message_batch import decode_batch
+from .property_text import split
+from .request_fields import RequestFields
+from .send_lanes import MessageRow, SendLanes, StoredRow
+from .shards import Shards
+from .sys_flags import TRANSACTION_MASK
+from .topology import BrokerAddress, BrokerQueues, shard_of_broker
+
+#: the short names of the second version of the header, which is the one of clients since 3.5
+_V2 = {
+    "producerGroup": "a",
+    "topic": "b",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "batch": "m",
+    "brokerName": "n",
+}
+_V1 = {**{name: name for name in _V2}, "brokerName": "bname"}
+
+#: property with the id that the client gave its message
+_UNIQUE_ID = b"UNIQ_KEY"
+#: every answer names a region: clients print it in traces
+_REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+#: property of a half message
+_HALF = encode({"TRAN_MSG": "true"})
+_WAITS_NOT = encode({WAIT: "false"})
+#: bits of sysFlag: an inner batch
+_INNER_BATCH = 128
+
+
+class SendMessageProcessor:
+    """Answers SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE when the promise of the shard is kept."""
+
+    CODES = (
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+    )
+
+    def __init__(
+        self, shards: Shards, lanes: SendLanes, addresses: Mapping[int, BrokerAddress]
+    ) -> None:
+        """Args: `addresses`: shard -> where clients dial it, a part of message ids."""
+        self._shards = shards
+        self._lanes = lanes
+        self._hosts = {
+            shard: pack_host(address.host, address.port).hex().upper()
+            for shard, address in addresses.items()
+        }
+
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """Store the messages of a request. Raises: Refused, RayMQError."""
+        names = _V1 if request.code == RequestCode.SEND_MESSAGE else _V2
+        fields = RequestFields(request, names)
+        topic = fields.text("topic")
+        queues = await self._shards.topic(topic)
+        shard = shard_named(fields.text("brokerName", ""), connection)
+        queue_id = _queue_of(queues, shard, fields.integer("queueId"))
+
+        is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag("batch")
+        texts, rows = self._rows(connection, request, fields, is_batch=is_batch)
+        lane = Lane(topic, queue_id, None)
+        if any(is_delayed(row.properties) for row in rows):
+            lane, rows = _delayed(topic, queue_id, shard, rows)
+        stored = await self._lanes.put(lane.topic, lane.queue, rows)
+        return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, stored))
+
+    def _rows(
+        self,
+        connection: ClientConnection,
+        request: RemotingCommand,
+        fields: RequestFields,
+        *,
+        is_batch: bool,
+    ) -> tuple[list[bytes], list[MessageRow]]:
+        """The properties of each message as text, and its row. Raises: Refused, Malformed."""
+        born_ms, sys_flag = fields.integer("bornTimestamp"), fields.integer("sysFlag", 0)
+        if sys_flag & _INNER_BATCH:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a batch inside of one message (sysFlag 128) is not supported: send it as a batch",
+            )
+        host = pack_host(*connection.peer)
+        if is_batch:
+            batch = decode_batch(request.body)
+            messages = list(zip(batch.bodies, batch.properties, batch.flags, strict=True))
+        else:
+            text = fields.text("properties", "").encode()
+            messages = [(bytes(request.body), text, fields.integer("flag", 0))]
+
+        if sys_flag & TRANSACTION_MASK or any(_HALF in text for _, text, _ in messages):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                "messages of transactions are not taken yet: send them without a transaction",
+            )
+        texts, rows = [], []
+        for body, text, flag in messages:
+            found = split(text)
+            texts.append(text)
+            properties = found.properties
+            if not found.wait_store_ok:
+                properties = (properties or b"") + _WAITS_NOT
+            rows.append(MessageRow(body, found.tag, properties, born_ms, flag, sys_flag, host))
+        return texts, rows
+
+    def _fields(
+        self,
+        queues: BrokerQueues,
+        queue_id: int,
+        texts: Sequence[bytes],
+        stored: Sequence[StoredRow],
+    ) -> dict[str, str]:
+        # The same as RocketMQ: "" for a message whose place in the log is not known.
+        ids = [
+            f"{self._hosts[place.shard]}{place.physical_offset:016X}"
+            if place.physical_offset >= 0
+            else ""
+            for place in stored
+        ]
+        return {
+            "msgId": ",".join(ids),
+            "queueId": str(queues.number(queue_id)),
+            "queueOffset": str(stored[0].queue_offset),
+            "transactionId": _property(texts[0], _UNIQUE_ID),
+            **_REGION,
+        }
+
+
+def _delayed(
+    topic: str, queue_id: int, shard: int, rows: list[MessageRow]
+) -> tuple[Lane, list[MessageRow]]:
+    """Where a message waits, and its row there. Raises: Refused for a batch; Rejected."""
+    if len(rows) > 1:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed: send them alone"
+        )
+    (row,) = rows
+    now_ms = Clock().now_ms()
+    lane = waiting_lane(topic, queue_id, shard, row.properties or b"", row.body, now_ms)
+    return lane, [row._replace(properties=lane.properties)]
+
+
+def shard_named(broker: str, connection: ClientConnection) -> int:
+    """The shard that a request means: its broker's, or that of the port. Raises: Refused when neither is known."""
+    if broker:
+        shard = shard_of_broker(broker)
+        if shard is not None:
+            return shard
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"there is no broker {broker!r} here")
+    if connection.shard is None:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            "the request names no broker, and this port is for all of them: use the addresses of the route",
+        )
+    return connection.shard
+
+
+def queue_named(queues: BrokerQueues, shard: int, number: int) -> int:
+    """The queue that a client means. Raises: Refused for one that the broker does not have."""
+    queue_id = queues.queue_id(shard, number)
+    if queue_id is None:
+        count = len(queues.by_shard.get(shard, ()))
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"queueId {number} of topic {queues.route.name} is not one of the {count} queues of raymq-{shard}",
+        )
+    return queue_id
+
+
+def _queue_of(queues: BrokerQueues, shard: int, number: int) -> int:
+    """The queue of a send. Any queue of the shard if the client names none."""
+    own = queues.by_shard.get(shard)
+    if number < 0 and own:
+        return random.choice(own)
+    return queue_named(queues, shard, number)
+
+
+def _property(text: bytes, name: bytes) -> str:
+    """The value of a property; "" without it."""
+    mark = name + NAME_VALUE_SEPARATOR
+    if not text.startswith(mark):
+        mark = PROPERTY_SEPARATOR + mark
+    _, _, rest = text.partition(mark)
+    return str(rest.partition(PROPERTY_SEPARATOR)[0], "utf-8", "replace")

@@ -1,0 +1,206 @@
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentSkipListMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
+
+/** What users do with RocketMQ's own client, each as one scenario that prints one line of JSON. */
+public class ClientScenarios {
+    private static final int WAIT_S = 60;
+
+    public static void main(String[] args) throws Exception {
+        String scenario = args[0];
+        String nameServer = args[1];
+        String topic = args[2];
+        int count = Integer.parseInt(args[3]);
+        Map<String, Object> found = switch (scenario) {
+            case "send" -> send(nameServer, topic, count);
+            case "push" -> push(nameServer, topic, count, args[4], args[5]);
+            case "pull" -> pull(nameServer, topic, count, args[4]);
+            default -> throw new IllegalArgumentException(scenario);
+        };
+        System.out.println(json(found));
+        System.exit(0);
+    }
+
+    /** Signs requests as users of RocketMQ's access control do. */
+    private static RPCHook hook() {
+        return new AclClientRPCHook(new SessionCredentials("raymq", System.getProperty("raymq.secret")));
+    }
+
+    private static DefaultMQProducer producer(String nameServer) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("scenario-producers", hook());
+        producer.setNamesrvAddr(nameServer);
+        producer.setSendMsgTimeout(10_000);
+        producer.start();
+        return producer;
+    }
+
+    /** Sync, async, one-way and batch; large bodies, which the client compresses. */
+    private static Map<String, Object> send(String nameServer, String topic, int count)
+            throws Exception {
+        DefaultMQProducer producer = producer(nameServer);
+        Map<String, Integer> offsets = new TreeMap<>();
+        Map<String, Object> found = new TreeMap<>();
+        for (int i = 0; i < count; i++) {
+            Message message = message(topic, "sync", i);
+            SendResult sent = producer.send(message);
+            offsets.merge(sent.getSendStatus().name(), 1, Integer::sum);
+            if (i == 0) {
+                found.put("queue", sent.getMessageQueue().getBrokerName());
+                found.put("offset_id_length", sent.getOffsetMsgId().length());
+                found.put("has_unique_id", sent.getMsgId().equals(message.getProperty("UNIQ_KEY")));
+            }
+        }
+        CountDownLatch done = new CountDownLatch(count);
+        AtomicInteger failed = new AtomicInteger();
+        for (int i = 0; i < count; i++) {
+            producer.send(message(topic, "async", i), new SendCallback() {
+                @Override
+                public void onSuccess(SendResult result) {
+                    done.countDown();
+                }
+
+                @Override
+                public void onException(Throwable error) {
+                    failed.incrementAndGet();
+                    done.countDown();
+                }
+            });
+        }
+        found.put("async_answered", done.await(WAIT_S, TimeUnit.SECONDS));
+        found.put("async_failed", failed.get());
+        for (int i = 0; i < count; i++) {
+            producer.sendOneway(message(topic, "oneway", i));
+        }
+        List<Message> batch = new ArrayList<>();
+        for (int i = 0; i < count; i++) {
+            batch.add(message(topic, "batch", i));
+        }
+        SendResult sent = producer.send(batch);
+        found.put("batch", sent.getSendStatus().name());
+        found.put("batch_ids", sent.getMsgId().split(",").length);
+        Message large = message(topic, "large", 0);
+        large.setBody("0123456789".repeat(20_000).getBytes(StandardCharsets.UTF_8));
+        found.put("large", producer.send(large).getSendStatus().name());
+        found.put("sync", offsets);
+        producer.shutdown();
+        return found;
+    }
+
+    private static Message message(String topic, String tag, int number) {
+        Message message = new Message(topic, tag, "key-" + tag + "-" + number,
+                (tag + "-" + number).getBytes(StandardCharsets.UTF_8));
+        message.setFlag(number);
+        message.putUserProperty("number", String.valueOf(number));
+        return message;
+    }
+
+    /** A push consumer that reads so many messages from the begin. */
+    private static Map<String, Object> push(String nameServer, String topic, int count, String group,
+            String expression) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook());
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        if (expression.startsWith("sql:")) {
+            consumer.subscribe(topic, MessageSelector.bySql(expression.substring(4)));
+        } else {
+            consumer.subscribe(topic, expression);
+        }
+        Map<String, Integer> seen = new ConcurrentHashMap<>();
+        Map<String, Integer> bytes = new ConcurrentSkipListMap<>();
+        TreeSet<String> queues = new TreeSet<>();
+        AtomicInteger received = new AtomicInteger();
+        CountDownLatch enough = new CountDownLatch(count);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt each : messages) {
+                seen.merge(each.getTags() + "/" + each.getKeys(), 1, Integer::sum);
+                bytes.merge(each.getTags(), each.getBody().length, Integer::sum);
+                synchronized (queues) {
+                    queues.add(each.getBrokerName() + "/" + each.getQueueId());
+                }
+                received.incrementAndGet();
+                enough.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        boolean all = enough.await(WAIT_S, TimeUnit.SECONDS);
+        Thread.sleep(500);
+        consumer.shutdown();
+        Map<String, Object> found = new TreeMap<>();
+        found.put("all", all);
+        found.put("received", received.get());
+        found.put("distinct", seen.size());
+        found.put("bytes", bytes);
+        found.put("queues", queues);
+        return found;
+    }
+
+    /** A lite pull consumer that has all queues assigned. */
+    private static Map<String, Object> pull(String nameServer, String topic, int count, String group)
+            throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, hook());
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setAutoCommit(false);
+        consumer.start();
+        List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(topic));
+        consumer.assign(queues);
+        for (MessageQueue queue : queues) {
+            consumer.seekToBegin(queue);
+        }
+        TreeSet<String> seen = new TreeSet<>();
+        long until = System.currentTimeMillis() + WAIT_S * 1000L;
+        while (seen.size() < count && System.currentTimeMillis() < until) {
+            for (MessageExt each : consumer.poll(1_000)) {
+                seen.add(each.getTags() + "/" + each.getKeys());
+            }
+        }
+        consumer.commit();
+        consumer.shutdown();
+        Map<String, Object> found = new TreeMap<>();
+        found.put("distinct", seen.size());
+        found.put("queues", queues.size());
+        return found;
+    }
+
+    @SuppressWarnings("unchecked")
+    private static String json(Object value) {
+        if (value instanceof Map<?, ?> map) {
+            List<String> parts = new ArrayList<>();
+            for (Map.Entry<?, ?> each : new TreeMap<>((Map<String, Object>) map).entrySet()) {
+                parts.add("\"" + each.getKey() + "\":" + json(each.getValue()));
+            }
+            return "{" + String.join(",", parts) + "}";
+        }
+        if (value instanceof Iterable<?> list) {
+            List<String> parts = new ArrayList<>();
+            for (Object each : list) {
+                parts.add(json(each));
+            }
+            return "[" + String.join(",", parts) + "]";
+        }
+        return value instanceof String ? "\"" + value + "\"" : String.valueOf(value);
+    }
+}

@@ -1,0 +1,111 @@
+"""RocketMQ's own Java client, unmodified, in front of a shard: what it sends and reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
+from tests.support.oracle import JAVA_OPTIONS, SOURCES, Program
+from tests.support.served_shard import ServedShard
+from tests.support.waiting import until
+
+#: of each kind: sync, async, one-way, in a batch; and one large message
+COUNT = 40
+MESSAGES = 4 * COUNT + 1
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
+    with ServedShard(tmp_path_factory.mktemp("remoting") / "store") as served:
+        served.start_flusher()
+        yield served
+
+
+@pytest.fixture(scope="module")
+def run(shard: ServedShard, program: Program, tmp_path_factory) -> Iterator[Run]:
+    """Runs a scenario in a process of Java."""
+    home = tmp_path_factory.mktemp("home")
+    with RocketMQServer(shard.cluster) as server:
+
+        def run_scenario(scenario: str, topic: str, *words: object, options=()) -> dict[str, Any]:
+            """Args: `words`: of the scenario. `options`: of Java."""
+            arguments = [scenario, f"127.0.0.1:{server.port}", topic, *map(str, words)]
+            done = subprocess.run(
+                [
+                    program.java,
+                    *JAVA_OPTIONS,
+                    f"-Duser.home={home}",
+                    f"-Drmq.logback.configurationFile={SOURCES / 'logback.xml'}",
+                    f"-Draymq.secret={shard.cluster.token}",
+                    *options,
+                    *("-cp", program.class_path, "ClientScenarios", *arguments),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+            found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+            return found
+
+        yield run_scenario
+
+
+@pytest.mark.parametrize("header_type", ["JSON", "ROCKETMQ"])
+def test_the_java_client_sends_in_each_way_and_reads_all_of_it(
+    run: Run, shard: ServedShard, header_type: str
+) -> None:
+    topic = f"orders_{header_type}"
+    shard.cluster.create_topic(topic, queues=4)
+    options = (f"-Drocketmq.serialize.type={header_type}",)
+    sent = run("send", topic, COUNT, options=options)
+    assert sent == {
+        "async_answered": True,
+        "async_failed": 0,
+        "batch": "SEND_OK",
+        "batch_ids": COUNT,
+        "has_unique_id": True,
+        "large": "SEND_OK",
+        "offset_id_length": 32,
+        "queue": "raymq-0",
+        "sync": {"SEND_OK": COUNT},
+    }
+
+    group = f"push_{header_type}"
+    read = run("push", topic, MESSAGES, group, "*", options=options)
+    assert (read["all"], read["received"], read["distinct"]) == (True, MESSAGES, MESSAGES)
+    assert read["queues"] == [f"raymq-0/{number}" for number in range(4)]
+    # The client has inflated what it had compressed.
+    assert read["bytes"]["large"] == 200_000
+    # The client commits without waiting for an answer when it ends.
+    pause = threading.Event()
+    until(lambda: _lag(shard, topic, group) == 0, lambda: pause.wait(0.02))
+
+
+def _lag(shard: ServedShard, topic: str, group: str) -> int:
+    """How many messages a group has not committed."""
+    offsets = shard.cluster.call(0, "offsets", {"group": group, "topic": topic})
+    ends = shard.cluster.describe_topic(topic)["queues"]
+    return sum(each["max_offset"] - offsets.get(str(each["queue_id"]), 0) for each in ends)
+
+
+def test_the_java_client_reads_by_tag_by_sql_and_with_queues_of_its_choice(
+    run: Run, shard: ServedShard
+) -> None:
+    shard.cluster.create_topic("filtered", queues=4)
+    run("send", "filtered", COUNT)
+    by_tag = run("push", "filtered", COUNT, "by_tag", "sync")
+    assert (by_tag["received"], list(by_tag["bytes"])) == (COUNT, ["sync"])
+    expression = "sql:number < 10 AND TAGS = 'async'"
+    by_sql = run("push", "filtered", 10, "by_sql", expression)
+    assert (by_sql["received"], list(by_sql["bytes"])) == (10, ["async"])
+    assert run("pull", "filtered", MESSAGES, "pulling") == {"distinct": MESSAGES, "queues": 4}
