@@ -80,7 +80,7 @@ USES = {
     "flights.prepare(pathlib.Path(tempfile.mkdtemp()), 9)",
     "client": "import grpc, ray.util.client.worker; from raymq.cluster.deploy import ray_client",
     "trace": "from raymq.trace import TraceHook, context_of; TraceHook()",
-    "rocketmq": "import orjson; from raymq.doors.rocketmq import command; command.encode(command.Command(105, 1))",
+    "rocketmq": "from raymq.doors.rocketmq import command; command.encode(command.RemotingCommand(105, 1))",
     "bench": "import rich.live; from raymq.cluster.bench import run",
     "docs": "import material, mkdocs, mkdocstrings_handlers.python",
     # Tests of what the standard library, Arrow and Ray do differently: times, asyncio, futures, bytes, slices, tasks.
