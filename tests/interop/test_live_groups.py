@@ -29,6 +29,8 @@ from tests.support.replicated_shard import (
 from tests.support.store_facts import assert_same, differences, read_copy, table
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.thorough
+
 REPLICAS = 3
 GROUP, TRIALS = "workers", "trials"
 #: both are deleted, and the second one is made again

@@ -36,7 +36,7 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 SHARDS, QUEUES = 2, 4
 #: messages in each queue: of the deleted topic, of which most are not read before, and of the one that is made again
