@@ -9,11 +9,18 @@ import re
 from typing import NamedTuple
 
 from raymq.client.produce.batch_sender import waiting_queue
-from raymq.store.base.format import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.store.config.store_config import StoreConfig
-from raymq.store.delay.delay_hook import transform
-from raymq.store.put.inner_message import InnerMessage
-from raymq.store.records.properties import decode, encode
+from raymq.store.delay.delivery_time import (
+    DELAY_MS,
+    DELAY_S,
+    DELIVER_MS,
+    check_deliver_at,
+    delay_level,
+    named_ms,
+    out_time_ms,
+)
+from raymq.store.delay.timer_rule import OUT_MS
+from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC, decode, encode
 
 _LIMITS = StoreConfig()
 #: the properties that delay a message
@@ -34,16 +41,27 @@ def is_delayed(properties: bytes | None) -> bool:
 
 
 def waiting_lane(
-    topic: str, queue_id: int, shard: int, properties: bytes, body: bytes, now_ms: int
+    topic: str, queue_id: int, shard: int, properties: bytes, *, now_ms: int, levels: int
 ) -> Lane:
     """Where a message with such properties is put: its own queue if it need not wait.
 
-    Raises: Rejected for a time beyond the reach of timers, and for a message that is too long to wait.
+    Args: `levels`: how many delay levels the cluster has. A higher one is the highest.
+    Raises: Rejected for a time that is no number, or that timers do not reach.
     """
-    message = InnerMessage(topic, queue_id, body, decode(properties))
-    moved = transform(message, now_ms, _LIMITS)
-    if moved.topic not in (SCHEDULE_TOPIC, TIMER_TOPIC):
-        return Lane(topic, queue_id, properties)
-    level = moved.queue_id + 1 if moved.topic == SCHEDULE_TOPIC else 0
+    named = decode(properties)
+    level = min(delay_level(named), levels)
+    if level > 0:
+        for name in (DELIVER_MS, DELAY_S, DELAY_MS):
+            named.pop(name, None)
+        named[DELAY] = str(level)
+    else:
+        deliver_ms = named_ms(named, now_ms)
+        if deliver_ms is None or deliver_ms <= now_ms:
+            return Lane(topic, queue_id, properties)
+        check_deliver_at(deliver_ms, now_ms, _LIMITS)
+        named[OUT_MS] = str(out_time_ms(deliver_ms))
+        level = 0
+
+    named |= {REAL_TOPIC: topic, REAL_QUEUE: str(queue_id)}
     waiting_topic, waiting_id = waiting_queue(shard, level)
-    return Lane(waiting_topic, waiting_id, encode(moved.properties))
+    return Lane(waiting_topic, waiting_id, encode(named))

@@ -91,7 +91,8 @@ class SendMessageProcessor:
         texts, rows = self._rows(connection, request, fields, is_batch=is_batch)
         lane = Lane(topic, queue_id, None)
         if any(is_delayed(row.properties) for row in rows):
-            lane, rows = _delayed(topic, queue_id, shard, rows)
+            levels = self._shards.delay_levels
+            lane, rows = _delayed(topic, queue_id, shard, rows, levels)
         stored = await self._lanes.put(lane.topic, lane.queue, rows)
         return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, stored))
 
@@ -157,7 +158,7 @@ class SendMessageProcessor:
 
 
 def _delayed(
-    topic: str, queue_id: int, shard: int, rows: list[MessageRow]
+    topic: str, queue_id: int, shard: int, rows: list[MessageRow], levels: int
 ) -> tuple[Lane, list[MessageRow]]:
     """Where a message waits, and its row there. Raises: Refused for a batch; Rejected."""
     if len(rows) > 1:
@@ -165,8 +166,14 @@ def _delayed(
             ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed: send them alone"
         )
     (row,) = rows
-    now_ms = Clock().now_ms()
-    lane = waiting_lane(topic, queue_id, shard, row.properties or b"", row.body, now_ms)
+    lane = waiting_lane(
+        topic,
+        queue_id,
+        shard,
+        row.properties or b"",
+        now_ms=Clock().now_ms(),
+        levels=levels,
+    )
     return lane, [row._replace(properties=lane.properties)]
 
 

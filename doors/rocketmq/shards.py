@@ -72,6 +72,11 @@ class Shards:
         """How many shards there are."""
         return self._handle.shards
 
+    @property
+    def delay_levels(self) -> int:
+        """How many delay levels there are."""
+        return self._handle.delay_levels
+
     # --- topics -----------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> BrokerQueues:

@@ -38,7 +38,15 @@ from raymq.store.state.shard_state import TopicInfo
 from raymq.store.state.topics import check_target
 
 from .delayed_record import BUNDLE_RESERVE_BYTES, ROW_RESERVE_BYTES
-from .delivery_time import DELAY_MS, DELAY_S, DELIVER_MS, check_deliver_at, out_time_ms
+from .delivery_time import (
+    DELAY_MS,
+    DELAY_S,
+    DELIVER_MS,
+    check_deliver_at,
+    delay_level,
+    named_ms,
+    out_time_ms,
+)
 from .timer_rule import DELETE_KEY, OUT_MS, PRECISION_MS
 
 #: so far the clocks of producer and shard may differ
@@ -98,7 +106,7 @@ def transform(
         properties[DELAY] = str(level)
         return _moved(message, properties, SCHEDULE_TOPIC, level - 1, config)
 
-    deliver_ms = _deliver_ms(properties, now_ms)
+    deliver_ms = named_ms(properties, now_ms)
     if deliver_ms is None:
         return message
 
@@ -284,45 +292,6 @@ def _naming(row: int) -> Iterator[None]:
 
 def _extracted(properties: pa.Array, pattern: str) -> pa.Array:
     return pc.struct_field(pc.extract_regex(properties, pattern), 0)
-
-
-def _deliver_ms(properties: dict[str, str], now_ms: int) -> int | None:
-    """The delivery time that a message names; None without one."""
-    if OUT_MS in properties:
-        # Delivered by a timer before.
-        return None
-    if DELAY_S in properties:
-        return now_ms + 1000 * _number(properties, DELAY_S)
-    if DELAY_MS in properties:
-        return now_ms + _number(properties, DELAY_MS)
-    if DELIVER_MS in properties:
-        return _number(properties, DELIVER_MS)
-    return None
-
-
-def delay_level(properties: Mapping[str, str]) -> int:
-    """The delay level; 0 without one, or if it is not a number."""
-    try:
-        return int(properties.get(DELAY, "0"))
-    except ValueError:
-        return 0
-
-
-def _number(properties: dict[str, str], name: str) -> int:
-    """The value of a property. Raises: Rejected if it is not a whole number of 64 bits."""
-    text = properties[name]
-    try:
-        value = int(text) if text.isascii() and "_" not in text else None
-    except ValueError:
-        value = None
-    if value is None or not -(1 << 63) <= value < 1 << 63:
-        raise Rejected(
-            f"property {name} is {text!r}; it must be a whole number",
-            field=name,
-            limit="a whole number",
-            status=PutStatus.WHEEL_TIMER_MSG_ILLEGAL.value,
-        )
-    return value
 
 
 def _moved(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.status import PutStatus
-from raymq.store.delay.delay_hook import delay_level
+from raymq.store.delay.delivery_time import delay_level
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.put_errors import error_of, status_of
