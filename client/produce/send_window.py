@@ -357,7 +357,7 @@ class SendWindow:
             ack["duplicates"],
             ack["store_time_ms"],
             ack["last_offset"],
-            ack["physical_offset"],
+            ack.get("physical_offset", -1),
             ack.get("end_offset", -1),
         )
 

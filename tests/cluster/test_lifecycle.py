@@ -716,7 +716,7 @@ class RoutesOfTable(Routes):
         routes.cluster = cluster
         return routes
 
-    def connect(self, shard: int) -> Any:
+    def _connect_to(self, shard: int, endpoint: str) -> Any:
         return ShardOfTable(self.cluster, shard)
 
 
