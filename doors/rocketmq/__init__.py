@@ -9,6 +9,7 @@ topology          shards as brokers, and the numbers of their queues
 shards            puts, fetches and calls of the shards
 answers           errors as response codes
 request_fields    the fields of a request
+named_queue       the queue that a request means
 route_info        routes
 send_message      sends
 send_lanes        gathers sends of many clients into batches

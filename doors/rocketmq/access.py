@@ -32,7 +32,7 @@ class AccessCheck:
         """
         if access == "open" and not _is_loopback(host):
             raise Rejected(
-                f"access='open' takes requests of everybody who reaches {host}; listen on 127.0.0.1, or use "
+                f"access='open' takes requests from each machine that reaches {host}; listen on 127.0.0.1, or use "
                 "access='key'",
                 field="access",
                 limit="key, unless the host is 127.0.0.1",

@@ -23,8 +23,3 @@ class Arrivals:
         """Messages have arrived in a queue."""
         for event in self._waiting.pop((topic, queue_id), ()):
             event.set()
-
-    @property
-    def queues(self) -> list[tuple[str, int]]:
-        """The queues that somebody waits for."""
-        return list(self._waiting)

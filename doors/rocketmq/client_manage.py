@@ -155,7 +155,9 @@ def _body(request: RemotingCommand) -> dict[str, Any]:
     try:
         found = read_json(request.body)
     except Malformed as error:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"the body cannot be read as JSON: {error}"
+        ) from error
     if not isinstance(found, dict):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+        raise Refused(ResponseCode.SYSTEM_ERROR, "the body must be a JSON object")
     return found

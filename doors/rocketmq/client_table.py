@@ -118,10 +118,6 @@ class ClientTable:
         """The members of a group, by client id."""
         return [each for _, each in sorted(self._consumers.get(group, {}).items())]
 
-    def producers(self, group: str) -> list[GroupClient]:
-        """The producers of a group, by client id."""
-        return [each for _, each in sorted(self._producers.get(group, {}).items())]
-
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """The newest subscription of a group to a topic; None: no member has one."""
         found = [
@@ -130,11 +126,6 @@ class ClientTable:
             if member.facts is not None and topic in member.facts.subscriptions
         ]
         return max(found, key=lambda each: each.version, default=None)
-
-    @property
-    def groups(self) -> list[str]:
-        """The groups that have a consumer, ascending."""
-        return sorted(self._consumers)
 
 
 def _discard(table: dict[str, dict[str, GroupClient]], group: str, client_id: str) -> bool:

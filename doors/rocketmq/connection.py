@@ -96,8 +96,6 @@ class ClientConnection(asyncio.Protocol):
         self._moved_s = self.heard_s
         self._unsent_bytes = 0
         self._opaques = itertools.count(1)
-        #: opaque -> the answer of a request that the server sent
-        self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -122,9 +120,6 @@ class ClientConnection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self.is_closed = True
         self._release()
-        for answer in self._asked.values():
-            answer.cancel()
-        self._asked.clear()
         self._receiver.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -187,14 +182,12 @@ class ClientConnection(asyncio.Protocol):
             self._receiver.memory.release(held)
 
     def _take(self, head: FrameHead, frame: memoryview) -> None:
-        """Take a whole frame: a request, or the answer to one of the server. Args: `frame`: header and body."""
+        """Take a whole frame. Args: `frame`: header and body."""
         header, body = frame[: head.header_bytes], frame[head.header_bytes :]
         received = commands.decode_header(header, head.header_type)._replace(body=body)
         self.version = received.version or self.version
         if received.is_response:
-            answer = self._asked.pop(received.opaque, None)
-            if answer is not None and not answer.done():
-                answer.set_result(received)
+            # The server asks for no answer.
             return
         self._receiver.received(self, received)
 
@@ -214,25 +207,6 @@ class ClientConnection(asyncio.Protocol):
                 code, next(self._opaques), flag=commands.FLAG_ONE_WAY, fields=fields, body=body
             )
         )
-
-    async def ask(
-        self, code: int, fields: dict[str, str], body: bytes = b"", *, timeout_s: float
-    ) -> RemotingCommand | None:
-        """Send a request. Returns: the client's answer; None: none came in time."""
-        opaque = next(self._opaques)
-        answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
-        self._asked[opaque] = answer
-        self.send(RemotingCommand(code, opaque, fields=fields, body=body))
-        timer = asyncio.get_running_loop().call_later(timeout_s, answer.cancel)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if not answer.cancelled():
-                raise
-            return None
-        finally:
-            timer.cancel()
-            self._asked.pop(opaque, None)
 
     def _note_unsent(self) -> None:
         unsent = self._open_transport.get_write_buffer_size()

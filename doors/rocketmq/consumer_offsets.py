@@ -15,8 +15,8 @@ from .answers import Refused
 from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
+from .named_queue import named_queue
 from .request_fields import RequestFields
-from .send_message import queue_named, shard_named
 from .shards import Shards
 
 logger = logging.getLogger("raymq.rocketmq")
@@ -98,9 +98,7 @@ class ConsumerOffsetProcessor:
         """Read or store the offset of one queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         group, topic = fields.text("consumerGroup"), fields.text("topic")
-        queues = await self._shards.topic(topic)
-        shard = shard_named(fields.text("bname", ""), connection)
-        queue_id = queue_named(queues, shard, fields.integer("queueId"))
+        _, shard, queue_id = await named_queue(self._shards, connection, fields)
 
         if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             committed = fields.integer("commitOffset")
@@ -143,9 +141,7 @@ class QueueOffsetProcessor:
         """An offset of one queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         topic = fields.text("topic")
-        queues = await self._shards.topic(topic)
-        shard = shard_named(fields.text("bname", ""), connection)
-        queue_id = queue_named(queues, shard, fields.integer("queueId"))
+        _, shard, queue_id = await named_queue(self._shards, connection, fields)
 
         if request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
             is_upper = fields.text("boundaryType", "LOWER").upper() == "UPPER"

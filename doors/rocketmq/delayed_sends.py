@@ -46,7 +46,7 @@ def waiting_lane(
     """Where a message with such properties is put: its own queue if it need not wait.
 
     Args: `levels`: how many delay levels the cluster has. A higher one is the highest.
-    Raises: Rejected for a time that is no number, or that timers do not reach.
+    Raises: Rejected for a time that cannot be read, or that timers do not reach.
     """
     named = decode(properties)
     level = min(delay_level(named), levels)

@@ -21,8 +21,8 @@ from .codes import MQVersion, RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .consumer_offsets import OffsetStore
+from .named_queue import named_queue
 from .request_fields import RequestFields
-from .send_message import queue_named, shard_named
 from .shards import Shards
 from .topology import BrokerQueues
 
@@ -36,7 +36,9 @@ ANSWER_MESSAGES_MAX = 1_024
 SUSPEND_MS_MAX = 20_000
 #: how often a waiting pull looks by itself. Sends of this server wake it at once
 LOOK_AGAIN_S = 1.0
-#: to this consumer clients go for the next pull: the leader
+#: how often a client that takes its answers slowly is looked at
+SLOW_PAUSE_S = 0.05
+#: the broker id that clients ask next: the leader
 _BROKER_ID = "0"
 
 
@@ -59,9 +61,7 @@ class PullMessageProcessor:
         """Read a queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         topic, group = fields.text("topic"), fields.text("consumerGroup")
-        queues = await self._shards.topic(topic)
-        shard = shard_named(fields.text("bname", ""), connection)
-        queue_id = queue_named(queues, shard, fields.integer("queueId"))
+        queues, shard, queue_id = await named_queue(self._shards, connection, fields)
         flags = fields.integer("sysFlag", 0)
 
         if flags & _COMMIT:
@@ -119,6 +119,9 @@ class PullMessageProcessor:
         ((queue_id, asked),) = wanted.offsets.items()
         offset, ends = asked, None
         while True:
+            while connection.is_slow and not connection.is_closed:
+                # It takes what it was sent first.
+                await asyncio.sleep(SLOW_PAUSE_S)
             # Before the fetch: what arrives during it wakes this pull.
             arrival = self._arrivals.next(wanted.topic, queue_id)
             part = None

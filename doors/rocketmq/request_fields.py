@@ -18,7 +18,7 @@ class RequestFields:
         self._names = names
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text. Raises: Refused without one, if there is no default."""
+        """A text. Raises: Refused when it is missing without a default."""
         found = self._fields.get(name if self._names is None else self._names[name])
         if found is not None:
             return found
@@ -27,14 +27,17 @@ class RequestFields:
         return default
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A number of 64 bits. Raises: Refused for anything else; without one, if there is no default."""
+        """A number of 64 bits. Raises: Refused for anything else, and when it is missing without a default."""
         text = self.text(name, None if default is None else str(default))
         try:
             number = int(text)
         except ValueError:
             number = 1 << 63
         if not -(1 << 63) <= number < 1 << 63:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"the field {name!r} is no number: {text!r}")
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field {name!r} must be a number of 64 bits, not {text!r}",
+            )
         return number
 
     def flag(self, name: str) -> bool:

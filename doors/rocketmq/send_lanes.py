@@ -24,7 +24,7 @@ from .arrivals import Arrivals
 UNDER_WAY_MAX = 2
 #: bytes of bodies in one batch. A larger message is a batch of its own
 BATCH_BYTES = 1 << 20
-#: bytes of messages that wait in all lanes together. Beyond, clients are told to send later
+#: bytes of messages that wait in all lanes together. Beyond, sends are refused for now
 WAITING_BYTES_MAX = 64 << 20
 
 
@@ -86,7 +86,7 @@ class SendLanes:
     def __init__(
         self, shards: PutShards, arrivals: Arrivals, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Args: `arrivals`: told of each stored batch."""
+        """Args: `arrivals`: wakes the pulls of a queue after each stored batch."""
         self._shards = shards
         self._arrivals = arrivals
         self._loop = loop

@@ -183,7 +183,10 @@ def shard_named(broker: str, connection: ClientConnection) -> int:
         shard = shard_of_broker(broker)
         if shard is not None:
             return shard
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"there is no broker {broker!r} here")
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"the broker {broker!r} is not one of this cluster: take its names from the route",
+        )
     if connection.shard is None:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,

@@ -66,6 +66,10 @@ class RemotingClient:
                 self.pushed.append(found)
         return self._answers[opaque].pop(0)
 
+    def has_answer(self, opaque: int) -> bool:
+        """Whether the answer to a request has come before that of a later one."""
+        return bool(self._answers.get(opaque))
+
     def call(self, code: int, fields: Mapping[str, object], body: bytes = b"") -> RemotingCommand:
         """Send a request and wait for its answer. Raises: EOFError."""
         return self.answer(self.send(code, fields, body))

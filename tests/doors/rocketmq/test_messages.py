@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from raymq.doors.rocketmq import connection
 from raymq.doors.rocketmq.codes import RequestCode, ResponseCode
 from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
 from raymq.store.base import format as fmt
@@ -194,8 +195,8 @@ def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic_of_its_group
     [
         ({"b": "unknown"}, ResponseCode.TOPIC_NOT_EXIST, "topic create unknown"),
         ({"e": 5}, ResponseCode.SYSTEM_ERROR, "queueId 5"),
-        ({"e": "x"}, ResponseCode.SYSTEM_ERROR, "'queueId' is no number"),
-        ({"n": "broker-a"}, ResponseCode.SYSTEM_ERROR, "no broker 'broker-a'"),
+        ({"e": "x"}, ResponseCode.SYSTEM_ERROR, "'queueId' must be a number"),
+        ({"n": "broker-a"}, ResponseCode.SYSTEM_ERROR, "'broker-a' is not one of this cluster"),
         ({"f": 128}, ResponseCode.MESSAGE_ILLEGAL, "send it as a batch"),
         ({"f": 4}, ResponseCode.NO_PERMISSION, "without a transaction"),
         ({"i": "TRAN_MSG\x01true\x02"}, ResponseCode.NO_PERMISSION, "without a transaction"),
@@ -310,6 +311,21 @@ def _properties_at(record: bytes) -> int:
     (size,) = struct.unpack_from(">i", record, fmt.BODY_LENGTH_AT)
     at = fmt.HEADER_BYTES + size
     return at + 1 + record[at]
+
+
+def test_a_client_that_takes_its_answers_slowly_gets_no_further_messages_until_it_does(
+    client: RemotingClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, topic, b"x")
+    # As if the client had bytes to take all the time.
+    monkeypatch.setattr(connection, "UNSENT_BYTES_MAX", -1)
+    waiting = client.send(RequestCode.PULL_MESSAGE, pull_fields(topic, 0))
+    queue = {"topic": topic, "queueId": 0}
+    for _ in range(20):
+        client.call(RequestCode.GET_MAX_OFFSET, queue)
+    assert not client.has_answer(waiting)
+    monkeypatch.undo()
+    assert bodies(records_of(client.answer(waiting).body)) == [b"x"]
 
 
 # --- offsets --------------------------------------------------------------------------------------
