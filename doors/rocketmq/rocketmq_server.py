@@ -16,13 +16,13 @@ from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
 from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
 from .pull_message import PullMessageProcessor
-from .remoting_server import RemotingServer
+from .remoting_server import RemotingServer, ServerCounts
 from .route_info import RouteInfoProcessor
 from .send_back import SendBackProcessor
 from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
-from .topology import LEADER_ID, BrokerAddress
+from .topology import BrokerAddress, BrokerTable
 
 #: how long new requests are answered with GO_AWAY at the end
 GRACE_S = 0.5
@@ -31,7 +31,7 @@ GRACE_S = 0.5
 class RocketMQServer:
     """Serves RocketMQ's clients in a thread of its own. Use it in a `with` block, or call `close`.
 
-    Each shard has a port, by which older clients name it. A further port is for name server requests.
+    A shard has a port, by which older clients name it. A further port is for name server requests.
     """
 
     def __init__(
@@ -39,21 +39,25 @@ class RocketMQServer:
         handle: ClusterHandle,
         *,
         host: str = "127.0.0.1",
-        port: int = 0,
+        advertised: str | None = None,
         shard_ports: Mapping[int, int] | None = None,
+        brokers: BrokerTable | None = None,
         access: Access = "key",
         tls: ssl.SSLContext | None = None,
+        takes_plain: bool = True,
     ) -> None:
         """Listen, and serve.
 
-        Args: `port`: for name server requests; 0: any that is free. `shard_ports`: shard -> port; by default any.
+        Args: `advertised`: the IP address that clients dial; None: `host`. `shard_ports`: shard -> port, 0: any that is
+        free; None: all shards, at any. `brokers`: where all shards are served; None: here.
         `access`: "key": clients sign with AccessKey raymq, and the cluster's token as SecretKey; "open": they need not.
-        `tls`: for connections that begin with TLS.
+        `tls`: for connections that begin with TLS. `takes_plain`: those that do not are served, too.
         Raises: OSError for a port that is taken; Rejected for "open" on another address than 127.0.0.1.
         """
         check = AccessCheck(access, handle.token, host)
         self._handle = handle
         self._host = host
+        self.brokers = brokers or BrokerTable()
         self._loop = asyncio.new_event_loop()
         #: shard -> where its clients dial
         self.addresses: dict[int, BrokerAddress] = {}
@@ -63,7 +67,13 @@ class RocketMQServer:
         self._thread.start()
         self._shards = Shards(handle, self._loop)
         try:
-            self.port = self._run(self._open(port, shard_ports or {}, check, tls))
+            self._run(self._open(check, tls, takes_plain=takes_plain))
+            ports = dict.fromkeys(range(handle.shards), 0) if shard_ports is None else shard_ports
+            for shard, port in ports.items():
+                found = BrokerAddress(advertised or host, self.listen(port, shard))
+                self.addresses[shard] = found
+                if brokers is None:
+                    self.brokers.note(shard, 0, {0: found})
         except BaseException:
             self._run(self._server.close())
             self._end()
@@ -72,13 +82,30 @@ class RocketMQServer:
     def _run(self, work: object) -> int:
         return int(asyncio.run_coroutine_threadsafe(work, self._loop).result() or 0)  # type: ignore[arg-type]
 
+    def listen(self, port: int, shard: int | None = None) -> int:
+        """Take connections to a further port. Returns: that port. Raises: OSError when it is taken.
+
+        Args: `port`: 0: any that is free. `shard`: the one that its clients mean; None: any, as a request says.
+        """
+
+        async def listen() -> int:
+            return self._server.listen(self._host, port, shard)
+
+        return self._run(listen())
+
+    @property
+    def counts(self) -> ServerCounts:
+        """What happened since the beginning."""
+        return self._server.counts
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.connections)
+
     async def _open(
-        self,
-        port: int,
-        shard_ports: Mapping[int, int],
-        access: AccessCheck,
-        tls: ssl.SSLContext | None,
-    ) -> int:
+        self, access: AccessCheck, tls: ssl.SSLContext | None, *, takes_plain: bool
+    ) -> None:
         loop = self._loop
         clients, arrivals = ClientTable(), Arrivals()
         lanes = SendLanes(self._shards, arrivals, loop)
@@ -88,13 +115,13 @@ class RocketMQServer:
         )
         self.table = ProcessorTable()
         self._server = RemotingServer(
-            self.table, check=access.check, on_closed=manage.drop, tls=tls
+            self.table,
+            check=access.check,
+            on_closed=manage.drop,
+            tls=tls,
+            takes_plain=takes_plain,
         )
-        for shard in range(self._shards.count):
-            found = self._server.listen(self._host, shard_ports.get(shard, 0), shard)
-            self.addresses[shard] = BrokerAddress(self._host, found)
-
-        send = SendMessageProcessor(self._shards, lanes, self.addresses)
+        send = SendMessageProcessor(self._shards, lanes, self.brokers)
         self.table.register(SEND, send.process, send.CODES)
         pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
         self.table.register(PULL, pull.process, pull.CODES)
@@ -105,9 +132,8 @@ class RocketMQServer:
         self.table.register(CALL, committed.process, committed.CODES)
         ranges = QueueOffsetProcessor(self._shards)
         self.table.register(CALL, ranges.process, ranges.CODES)
-        routes = RouteInfoProcessor(self._shards, lambda shard: {LEADER_ID: self.addresses[shard]})
+        routes = RouteInfoProcessor(self._shards, self.brokers)
         self.table.register(CALL, routes.process, routes.CODES)
-        return self._server.listen(self._host, port, None)
 
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""

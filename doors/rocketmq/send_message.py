@@ -6,7 +6,7 @@ Source: SendMessageProcessor, SendMessageRequestHeaderV2, SendMessageResponseHea
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.format import pack_host
@@ -28,7 +28,7 @@ from .request_fields import RequestFields
 from .send_lanes import MessageRow, SendLanes, StoredRow
 from .shards import Shards
 from .sys_flags import TRANSACTION_MASK
-from .topology import BrokerAddress, BrokerQueues, shard_of_broker
+from .topology import BrokerQueues, BrokerTable, packed, shard_of_broker
 
 #: the short names of the second version of the header, which is the one of clients since 3.5
 _V2 = {
@@ -65,16 +65,11 @@ class SendMessageProcessor:
         RequestCode.SEND_BATCH_MESSAGE,
     )
 
-    def __init__(
-        self, shards: Shards, lanes: SendLanes, addresses: Mapping[int, BrokerAddress]
-    ) -> None:
-        """Args: `addresses`: shard -> where clients dial it, a part of message ids."""
+    def __init__(self, shards: Shards, lanes: SendLanes, brokers: BrokerTable) -> None:
+        """Args: `brokers`: where clients dial each shard, a part of message ids."""
         self._shards = shards
         self._lanes = lanes
-        self._hosts = {
-            shard: pack_host(address.host, address.port).hex().upper()
-            for shard, address in addresses.items()
-        }
+        self._brokers = brokers
 
     async def process(
         self, connection: ClientConnection, request: RemotingCommand
@@ -142,12 +137,7 @@ class SendMessageProcessor:
         stored: Sequence[StoredRow],
     ) -> dict[str, str]:
         # The same as RocketMQ: "" for a message whose place in the log is not known.
-        ids = [
-            f"{self._hosts[place.shard]}{place.physical_offset:016X}"
-            if place.physical_offset >= 0
-            else ""
-            for place in stored
-        ]
+        ids = [self._message_id(place) for place in stored]
         return {
             "msgId": ",".join(ids),
             "queueId": str(queues.number(queue_id)),
@@ -155,6 +145,12 @@ class SendMessageProcessor:
             "transactionId": _property(texts[0], _UNIQUE_ID),
             **_REGION,
         }
+
+    def _message_id(self, place: StoredRow) -> str:
+        address = self._brokers.leader(place.shard)
+        if address is None or place.physical_offset < 0:
+            return ""
+        return f"{packed(address)}{place.physical_offset:016X}"
 
 
 def _delayed(

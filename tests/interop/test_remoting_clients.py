@@ -37,7 +37,7 @@ def run(shard: ServedShard, program: Program, tmp_path_factory) -> Iterator[Run]
 
         def run_scenario(scenario: str, topic: str, *words: object, options=()) -> dict[str, Any]:
             """Args: `words`: of the scenario. `options`: of Java."""
-            arguments = [scenario, f"127.0.0.1:{server.port}", topic, *map(str, words)]
+            arguments = [scenario, f"127.0.0.1:{server.listen(0)}", topic, *map(str, words)]
             done = subprocess.run(
                 [
                     program.java,

@@ -417,7 +417,7 @@ def test_a_route_has_each_shard_as_a_broker_in_the_json_of_the_clients_version(
     two_shards: RocketMQServer,
 ) -> None:
     first, second = two_shards.addresses[0], two_shards.addresses[1]
-    with RemotingClient(f"127.0.0.1:{two_shards.port}") as client:
+    with RemotingClient(f"127.0.0.1:{two_shards.listen(0)}") as client:
         found = client.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
         route = json.loads(bytes(found.body))
     assert [each["brokerName"] for each in route["queueDatas"]] == ["raymq-0", "raymq-1"]
@@ -425,7 +425,7 @@ def test_a_route_has_each_shard_as_a_broker_in_the_json_of_the_clients_version(
     addresses = [each["brokerAddrs"] for each in route["brokerDatas"]]
     assert addresses == [{"0": str(first)}, {"0": str(second)}]
 
-    with RemotingClient(f"127.0.0.1:{two_shards.port}", version=VERSION_4_9_3) as older:
+    with RemotingClient(f"127.0.0.1:{two_shards.listen(0)}", version=VERSION_4_9_3) as older:
         found = older.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
         assert f'"brokerAddrs":{{0:"{first}"}}'.encode() in bytes(found.body)
         asked = {"topic": "t", "acceptStandardJsonOnly": "true"}
