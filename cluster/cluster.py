@@ -907,8 +907,11 @@ class Cluster(ClusterHandle):
 
         Example:
             ```python
-            cluster.enable_door("rocketmq", port=9876)
-            print(cluster.doors())
+            import raymq
+
+            with raymq.connect("raymq-data") as cluster:
+                cluster.enable_door("rocketmq", port=29876)
+                print(cluster.doors()["rocketmq"][0]["node_port"])
             ```
 
         Args:

@@ -179,7 +179,7 @@ def _frame(field: str, value: object) -> bytes:
 
 
 def _protocol(field: str, value: object) -> str:
-    """Raises: Rejected unless it is a protocol that has a server."""
+    """The name of a protocol that has a server. Raises: Rejected for another one."""
     if value not in PROTOCOLS:
         known = ", ".join(PROTOCOLS)
         raise wrong_value(field, value, f"use {known}", known)

@@ -240,7 +240,7 @@ door list  where they listen
 door enable  = enable_door
     @json @cluster
     protocol PROTOCOL  the clients that are served: rocketmq
-    --port N  the port of each node for name server requests (default: that of before, at first 9876)
+    --port N  the port of each node for name server requests of clients (default: that of before, at first 9876)
     --access key|open  as --rocketmq-access of `raymq start` (default: as before, at first key)
     --timeout-s N{default 60}  seconds until a server must work beside each replica
 door disable  = disable_door

@@ -26,13 +26,14 @@ _STEP_MS = 200
 
 
 def check(ray: ModuleType, record: ClusterRecord, *, before: ClusterRecord | None) -> None:
-    """Raises: Rejected when the servers of a record cannot work on this machine.
+    """Check that the servers of a record can work on this machine. Raises: Rejected.
 
     Args: `before`: the record of those that may run now; None: none do.
     """
     port = record.rocketmq_port
     if port is None:
         return
+
     if _orjson_version() < _ORJSON_MIN:
         least = ".".join(map(str, _ORJSON_MIN))
         raise Rejected(
@@ -40,6 +41,7 @@ def check(ray: ModuleType, record: ClusterRecord, *, before: ClusterRecord | Non
             field="rocketmq",
             limit=f"orjson >= {least}",
         )
+
     if record.rocketmq_access == "open" and not is_loopback(record.host):
         raise Rejected(
             f"rocketmq_access='open' takes requests from each machine that reaches {record.host}: leave it out, and "
@@ -48,6 +50,7 @@ def check(ray: ModuleType, record: ClusterRecord, *, before: ClusterRecord | Non
             limit="key, unless the host is 127.0.0.1",
             found="open",
         )
+
     # Over nodes, or on an address that only Ray knows, each server says it.
     is_here = record.placement is None and record.host != NODE_HOST
     is_ours = before is not None and before.rocketmq_port == port and _members(ray, before)

@@ -36,6 +36,7 @@ def enable_door(
     """See `Cluster.enable_door`."""
     check_choice("protocol", protocol, DOOR_ROLES)
     operation = OperationCall(cluster, timeout_s=timeout_s, progress=progress, clock=clock)
+
     with operation.locked():
         record = operation.record
         new = replace(
@@ -44,12 +45,14 @@ def enable_door(
             rocketmq_access=access or record.rocketmq_access,
         )
         check_rocketmq(new)
+
         with operation.session():
             door_set.check(operation.ray, new, before=record)
             if new.door_options != record.door_options:
                 # Servers that run keep their options.
                 actor_end.end_doors(operation.ray, record, clock=operation.clock)
             operation.save(new)
+
             operation.converge(lambda shard, replica, role: role in DOOR_ROLES)
             operation.make_controller()
             works = door_set.await_doors(

@@ -1,5 +1,6 @@
 """The remoting protocol of Apache RocketMQ, for its own clients. It is being built: nothing starts it yet.
 
+door              the server beside one replica, and where the others are
 rocketmq_server   the server: its parts put together
 remoting_server   connections, and who answers their requests
 connection        one connection: frames in, answers out, within bounds

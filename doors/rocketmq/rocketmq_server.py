@@ -66,6 +66,7 @@ class RocketMQServer:
         )
         self._thread.start()
         self._shards = Shards(handle, self._loop)
+
         try:
             self._run(self._open(check, tls, takes_plain=takes_plain))
             ports = dict.fromkeys(range(handle.shards), 0) if shard_ports is None else shard_ports
@@ -113,6 +114,7 @@ class RocketMQServer:
         manage = ClientManageProcessor(
             clients, loop, create_retry_topic=self._shards.create_retry_topic
         )
+
         self.table = ProcessorTable()
         self._server = RemotingServer(
             self.table,
@@ -121,6 +123,7 @@ class RocketMQServer:
             tls=tls,
             takes_plain=takes_plain,
         )
+
         send = SendMessageProcessor(self._shards, lanes, self.brokers)
         self.table.register(SEND, send.process, send.CODES)
         pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
