@@ -948,7 +948,7 @@ class Cluster(ClusterHandle):
     def doors(self) -> dict[str, list[dict[str, Any]]]:
         """The servers for clients of other systems that have said where they listen within 30 s.
 
-        Returns: {protocol: [{"shard", "replica", "address", "node_port", "leads"}...]}, by shard and replica.
+        Returns: {protocol: [{"shard", "replica", "address", "node_port", "pid", "leads"}...]}, by shard and replica.
         `node_port` is the port of its node for name server requests, or None when another server of the node has it.
         Raises: Unavailable when a shard does not answer.
         """
@@ -960,7 +960,7 @@ class Cluster(ClusterHandle):
                     host, port = facts["address"]
                     row = {"shard": shard, "replica": int(replica), "address": f"{host}:{port}"}
                     leads = int(replica) == answer["leader"]
-                    row |= {"node_port": facts["node_port"], "leads": leads}
+                    row |= {"node_port": facts["node_port"], "pid": facts["pid"], "leads": leads}
                     found.setdefault(protocol, []).append(row)
         return found
 

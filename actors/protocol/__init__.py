@@ -51,10 +51,10 @@ A shard that is being added does not answer those that are about all shards: des
     leader()                                                        {replica, epoch, endpoint}, as far as known
     routes()                                                        {shard: endpoint of its leader}
     replicas()                                                      {shard: {replica: endpoint}}
-    set_door(protocol, replica, address, node_port)                 {}; a server for foreign clients listens there, or
+    set_door(protocol, replica, address, node_port, pid)            {}; a server for foreign clients listens there, or
                                                                       nowhere; a replica's records name its own
     doors()                                                         {leader: replica, as far as known, doors:
-                                                                      {protocol: {replica: {address, node_port}}}}
+                                                                      {protocol: {replica: {address, node_port, pid}}}}
     topics()                                                        {topic: {queues, shards, compacted?, schema?,
                                                                       allow_null_values?, former_queues?,
                                                                       all_queues?, generation?}}

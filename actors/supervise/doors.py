@@ -27,6 +27,7 @@ class Door(NamedTuple):
     address: HostPort
     #: the port of the node that it has as well, for clients that look for the cluster; None: another door has it
     node_port: int | None
+    pid: int | None
     heard_ms: int
 
 
@@ -39,21 +40,31 @@ class Doors:
         self._heard: dict[tuple[str, int], Door] = {}
 
     def note(
-        self, protocol: str, replica: int, address: HostPort, node_port: int | None = None
+        self,
+        protocol: str,
+        replica: int,
+        address: HostPort,
+        *,
+        node_port: int | None,
+        pid: int | None,
     ) -> None:
         """A door has said where it listens."""
-        self._heard[protocol, replica] = Door(address, node_port, self._clock.monotonic_ms())
+        heard_ms = self._clock.monotonic_ms()
+        self._heard[protocol, replica] = Door(address, node_port, pid, heard_ms)
 
     def forget(self, protocol: str, replica: int) -> None:
         """A door has ended."""
         self._heard.pop((protocol, replica), None)
 
     def known(self) -> dict[str, dict[str, Any]]:
-        """Protocol -> replica -> {"address": [IP address, port], "node_port"} of its door, see `Door`."""
+        """Protocol -> replica -> {"address": [IP address, port], "node_port", "pid"} of its door, see `Door`."""
         oldest_ms = self._clock.monotonic_ms() - HEARD_MS
         found: dict[str, dict[str, Any]] = {}
         for (protocol, replica), door in sorted(self._heard.copy().items()):
             if door.heard_ms >= oldest_ms:
-                facts = {"address": list(door.address), "node_port": door.node_port}
-                found.setdefault(protocol, {})[str(replica)] = facts
+                found.setdefault(protocol, {})[str(replica)] = {
+                    "address": list(door.address),
+                    "node_port": door.node_port,
+                    "pid": door.pid,
+                }
         return found

@@ -85,6 +85,7 @@ def set_door(
     replica: int,
     address: HostPort | None = None,
     node_port: int | None = None,
+    pid: int | None = None,
 ) -> dict[str, object]:
     """Take note of the door of a replica of this shard. Records of this replica name its own door's address.
 
@@ -93,7 +94,7 @@ def set_door(
     if address is None:
         scope.doors.forget(protocol, replica)
         return {}
-    scope.doors.note(protocol, replica, address, node_port)
+    scope.doors.note(protocol, replica, address, node_port=node_port, pid=pid)
     if replica == scope.parts.options.replica_id:
         scope.parts.log.store_host = address
     return {}
@@ -237,6 +238,7 @@ OPERATIONS = {
         replica=integer(0, REPLICAS_MAX - 1),
         address=Argument(_address, is_optional=True),
         node_port=Argument(integer(1, 65_535), is_optional=True),
+        pid=Argument(integer(1), is_optional=True),
     ),
     "doors": operation(doors),
     "topics": operation(topics),

@@ -12,7 +12,7 @@ def _list(
     options: argparse.Namespace, cluster: Any, found: dict[str, list[dict[str, Any]]]
 ) -> tuple[Any, list[str]]:
     lines = [
-        f"{protocol}\tshard {row['shard']} replica {row['replica']}\t{row['address']}"
+        f"{protocol}\tshard {row['shard']} replica {row['replica']}\t{row['address']}\tpid {row['pid']}"
         + (f"\tname server port {row['node_port']}" if row["node_port"] else "")
         + ("\tleads" if row["leads"] else "")
         for protocol, rows in sorted(found.items())

@@ -159,7 +159,12 @@ class RocketMQDoor:
     def _connect(self, endpoint: str) -> ClusterHandle:
         """A handle on the cluster. Raises: RayMQError while the replica does not answer."""
         options = self._options
-        return ClusterHandle.bootstrap(url_of(endpoint), token=options.token, ca=options.ca)
+        handle = ClusterHandle.bootstrap(url_of(endpoint), token=options.token, ca=options.ca)
+        if options.shard in handle.endpoints:
+            return handle
+        # It does not know any shard by which the others could be found.
+        handle.close()
+        raise Unavailable(f"shard {options.shard} has no leader yet", field="leader")
 
     def _listen(self, handle: ClusterHandle) -> RocketMQServer:
         """A server at the port of before, or at another one if that is taken."""
@@ -226,7 +231,7 @@ class RocketMQDoor:
         found = {own, handle.endpoints.get(options.shard), *known} - {None}
         arguments: dict[str, object] = {"protocol": PROTOCOL, "replica": options.replica}
         if address is not None:
-            arguments["address"] = list(address)
+            arguments |= {"address": list(address), "pid": os.getpid()}
             if self._has_node_port:
                 arguments["node_port"] = options.port
         for endpoint in sorted(str(each) for each in found):
@@ -243,8 +248,10 @@ class RocketMQDoor:
     def _learn(self, handle: ClusterHandle) -> None:
         """Ask each shard where its servers are. Never raises for one that does not answer."""
         with contextlib.suppress(RayMQError):
-            facts = handle.call(0, "describe", {}, timeout_s=CALL_TIMEOUT_S)
+            facts = handle.call(self._options.shard, "describe", {}, timeout_s=CALL_TIMEOUT_S)
             handle.learn_shards(shards_of(facts))
+            if len(handle.endpoints) < handle.shards:
+                handle.refresh()
         for shard in range(handle.shards):
             with contextlib.suppress(RayMQError):
                 found = handle.call(shard, "doors", {}, timeout_s=CALL_TIMEOUT_S)

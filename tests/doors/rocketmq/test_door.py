@@ -14,6 +14,7 @@ from raymq.doors.rocketmq.door import DoorOptions, RocketMQDoor
 from raymq.doors.rocketmq.json_dialect import read_json
 from raymq.doors.rocketmq.topology import BrokerAddress, BrokerTable
 from raymq.store.base.errors import Rejected
+from tests.support.ports import free_port
 from tests.support.remoting_client import RemotingClient
 from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedShard
 from tests.support.waiting import until
@@ -42,11 +43,6 @@ def served(tmp_path) -> Iterator[ServedShard]:
         served.start_flusher()
         served.cluster.create_topic("orders", queues=2)
         yield served
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager
@@ -102,7 +98,8 @@ def test_clients_find_the_server_at_the_port_of_the_node_and_records_name_it(ser
         host, _, number = address.rpartition(":")
         assert served.host.log.store_host == (host, int(number))
         (row,) = served.cluster.doors()["rocketmq"]
-        assert row["address"] == address and row["leads"]
+        assert row["address"] == address
+        assert row["leads"]
 
 
 def test_a_server_takes_the_port_that_it_had_before_and_another_one_when_that_is_taken(
@@ -132,15 +129,17 @@ def test_a_server_that_ends_is_forgotten_at_once(served) -> None:
 
 def test_another_server_of_the_node_takes_its_port_over(served) -> None:
     port = free_port()
-    with running(Place(endpoint_of(served)), port, replica=1) as second:
-        with running(Place(endpoint_of(served)), port) as first:
-            until(lambda: has_node_port(first) != has_node_port(second), pause)
-            until(lambda: len(served.cluster.doors()["rocketmq"]) == 2, pause)
-            holder, other = (first, second) if has_node_port(first) else (second, first)
-            assert "in use" in other.status()["node_port_error"]
-            holder.close(10)
-            until(lambda: has_node_port(other), pause)
-            assert other.status()["node_port_error"] is None
+    with (
+        running(Place(endpoint_of(served)), port, replica=1) as second,
+        running(Place(endpoint_of(served)), port) as first,
+    ):
+        until(lambda: has_node_port(first) != has_node_port(second), pause)
+        until(lambda: len(served.cluster.doors()["rocketmq"]) == 2, pause)
+        holder, other = (first, second) if has_node_port(first) else (second, first)
+        assert "in use" in other.status()["node_port_error"]
+        holder.close(10)
+        until(lambda: has_node_port(other), pause)
+        assert other.status()["node_port_error"] is None
 
 
 def test_a_server_waits_for_its_replica_and_says_so(served) -> None:
