@@ -27,7 +27,7 @@ from .property_text import split
 from .request_fields import RequestFields
 from .send_lanes import MessageRow, SendLanes, StoredRow
 from .shards import Shards
-from .sys_flags import TRANSACTION_MASK
+from .sys_flags import INNER_BATCH, TRANSACTION_MASK
 from .topology import BrokerQueues, BrokerTable, packed, shard_of_broker
 
 #: the short names of the second version of the header, which is the one of clients since 3.5
@@ -52,8 +52,6 @@ _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 #: property of a half message
 _HALF = encode({"TRAN_MSG": "true"})
 _WAITS_NOT = encode({WAIT: "false"})
-#: bits of sysFlag: an inner batch
-_INNER_BATCH = 128
 
 
 class SendMessageProcessor:
@@ -101,7 +99,7 @@ class SendMessageProcessor:
     ) -> tuple[list[bytes], list[MessageRow]]:
         """The properties of each message as text, and its row. Raises: Refused, Malformed."""
         born_ms, sys_flag = fields.integer("bornTimestamp"), fields.integer("sysFlag", 0)
-        if sys_flag & _INNER_BATCH:
+        if sys_flag & INNER_BATCH:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch inside of one message (sysFlag 128) is not supported: send it as a batch",
