@@ -14,6 +14,8 @@ from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
+from .end_transaction import EndTransactionProcessor
+from .half_sends import HalfMessageSender
 from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
 from .pull_message import PullMessageProcessor
 from .remoting_server import RemotingServer
@@ -23,6 +25,7 @@ from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
 from .topology import LEADER_ID, BrokerAddress
+from .transaction_check import TransactionCheckService
 
 #: how long new requests are answered with GO_AWAY at the end
 GRACE_S = 0.5
@@ -94,11 +97,14 @@ class RocketMQServer:
             found = self._server.listen(self._host, shard_ports.get(shard, 0), shard)
             self.addresses[shard] = BrokerAddress(self._host, found)
 
-        send = SendMessageProcessor(self._shards, lanes, self.addresses)
+        halves = HalfMessageSender(self._shards)
+        send = SendMessageProcessor(self._shards, lanes, halves, self.addresses)
         self.table.register(SEND, send.process, send.CODES)
         pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
         self.table.register(PULL, pull.process, pull.CODES)
         self.table.register(MEMORY, manage.process, manage.CODES)
+        ends = EndTransactionProcessor(self._shards, arrivals)
+        self.table.register(SEND, ends.process, ends.CODES)
         back = SendBackProcessor(self._shards)
         self.table.register(CALL, back.process, back.CODES)
         committed = ConsumerOffsetProcessor(self._shards, offsets)
@@ -107,12 +113,17 @@ class RocketMQServer:
         self.table.register(CALL, ranges.process, ranges.CODES)
         routes = RouteInfoProcessor(self._shards, lambda shard: {LEADER_ID: self.addresses[shard]})
         self.table.register(CALL, routes.process, routes.CODES)
-        return self._server.listen(self._host, port, None)
+        bound = self._server.listen(self._host, port, None)
+
+        checks = TransactionCheckService(self._shards, clients, self.addresses)
+        self._checks = loop.create_task(checks.run())
+        return bound
 
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""
         if self._loop.is_closed():
             return
+        self._loop.call_soon_threadsafe(self._checks.cancel)
         self._run(self._server.close(GRACE_S))
         self._run(self._offsets.flush())
         self._end()
