@@ -40,8 +40,12 @@ class Transactions:
 
     def loaded(self) -> HalfMessages:
         """The half messages, with those that the leaders before have left. Raises: Unavailable, DeliveryUnknown."""
-        if not self._halves.is_loaded:
-            # All half messages in the log are of leaders before this one, as it puts none before.
+        if self._halves.is_loaded:
+            return self._halves
+        try:
+            self._halves.load()
+        except Unavailable:
+            # Those that it lacks are in the log, of a leader before this one.
             self._await_promise(AppendedRows.up_to(self._store.log.end))
             self._await_dispatch()
             self._halves.load()

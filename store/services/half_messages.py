@@ -34,6 +34,8 @@ ANSWER_BYTES = 1 << 20
 #: half messages are kept for so long at least, however short the retention is
 KEPT_MS_MIN = 3_600_000
 _HOUR_MS = 3_600_000
+#: half messages from the oldest one that is open on. The outcomes of all of them are kept, 0.5 MiB for a million
+WINDOW = 1 << 22
 #: a half message whose record cannot be read yet is looked at again after this time
 _UNREADABLE_PAUSE_MS = 1_000
 #: half messages read at a time
@@ -348,7 +350,8 @@ class HalfMessages:
     def sweep(self) -> bool:
         """Give up what is older than the retention, whether its producers ask or not. Returns: the log has got records.
 
-        Otherwise its file would be deleted, and a half message that no one ended would leave nothing.
+        Otherwise its file would be deleted, and a half message that no one ended would leave nothing. Of many half
+        messages the oldest ones are given up, which are WINDOW before the newest one.
         Raises: as `hand_out`.
         """
         end = self._store.log.end
@@ -357,11 +360,13 @@ class HalfMessages:
                 return False
             self._service.discard_deleted()
             kept_ms = max(KEPT_MS_MIN, int(self._store.config.file_reserved_hours * _HOUR_MS))
+            window_begin = self._store.state.next_offsets.get((HALF_TOPIC, 0), 0) - WINDOW
             for offset, half in list(self._open.items()):
                 if self._service.outcome(offset) is not Resolution.OPEN:
                     self._forget(offset)
                     continue
-                if self._service.stored_ago_ms(half.store_time_ms) <= kept_ms:
+                age_ms = self._service.stored_ago_ms(half.store_time_ms)
+                if age_ms <= kept_ms and offset >= window_begin:
                     break
                 self._discard(offset)
             self._service.note_offsets()

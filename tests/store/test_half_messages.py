@@ -299,6 +299,17 @@ def test_what_nobody_asks_about_is_given_up_when_its_retention_is_over(shop: Sho
     assert not shop.halves.sweep()
 
 
+def test_a_half_message_that_millions_have_followed_is_given_up(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_messages, "WINDOW", 3)
+    for number in range(5):
+        shop.prepare(b"%d" % number)
+    assert shop.halves.sweep()
+    assert shop.discarded == [b"0", b"1"]
+    assert shop.halves.open_count == 3
+
+
 def test_a_half_message_of_another_engine_is_offered_to_nobody_and_holds_up_none(
     shop: Shop,
 ) -> None:

@@ -91,13 +91,10 @@ def end_half(
     try:
         ended = halves.end(offset, group, HalfEnd(decision), physical_offset=physical_offset)
     except Rejected:
-        # The refusal rests on records that may not be confirmed, or on one that only a newer leader has.
-        _await_all(leader)
-        leader.await_check()
+        _await_state(leader)
         raise
     if decision == HalfEnd.UNKNOWN.value:
-        _await_all(leader)
-        leader.await_check()
+        _await_state(leader)
     else:
         leader.await_promise(AppendedRows.up_to(ended.end_offset))
 
@@ -118,7 +115,10 @@ def halves_to_check(leader: LeaderScope, groups: list[str], max_records: int) ->
     """
     for group in groups:
         fmt.check_group_name(group)
-    handed = _halves(leader).hand_out(groups, max_records)
+    halves = _halves(leader)
+    # One that is confirmed and not dispatched could not be read.
+    leader.await_dispatch()
+    handed = halves.hand_out(groups, max_records)
     if handed.has_put:
         _await_all(leader)
     found = [
@@ -131,6 +131,12 @@ def halves_to_check(leader: LeaderScope, groups: list[str], max_records: int) ->
 def _halves(leader: LeaderScope) -> HalfMessages:
     leader.check_serving()
     return leader.transactions.loaded()
+
+
+def _await_state(leader: LeaderScope) -> None:
+    """Wait until all that this leader knows is confirmed, and it is known that no newer one knows more."""
+    leader.await_check()
+    _await_all(leader)
 
 
 def _await_all(leader: LeaderScope) -> None:

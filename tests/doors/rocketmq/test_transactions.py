@@ -20,7 +20,7 @@ from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.properties import decode
 from tests.doors.rocketmq.test_messages import bodies, pull, send_fields
 from tests.support.remoting_client import RemotingClient, records_of
-from tests.support.served_shard import ServedShard
+from tests.support.served_shard import ServedCluster, ServedShard
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
@@ -41,11 +41,12 @@ def group(topic: str) -> str:
 
 
 def prepare(
-    client: RemotingClient, topic: str, body: bytes = b"half", **more: object
+    client: RemotingClient, topic: str, body: bytes = b"half", broker: str = "", **more: object
 ) -> dict[str, str]:
     """Send a half message. Returns: the fields of the answer."""
     names = {"TRAN_MSG": "true", "PGROUP": f"p{topic}", "UNIQ_KEY": f"u{topic}", **more}
-    found = client.call(RequestCode.SEND_MESSAGE_V2, send_fields(topic, **names) | {"f": 4}, body)
+    fields = send_fields(topic, **names) | {"f": 4} | ({"n": broker} if broker else {})
+    found = client.call(RequestCode.SEND_MESSAGE_V2, fields, body)
     assert found.code == ResponseCode.SUCCESS, found.remark
     return found.fields
 
@@ -327,3 +328,41 @@ def test_a_producer_that_has_left_is_not_asked(
     beat(client, group)
     # Now it is.
     assert checked(client).fields["msgId"] == f"u{topic}"
+
+
+def test_a_half_message_of_each_shard_is_asked_for_at_its_own_port(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_check, "ASK_S", 0.1)
+    with ServedCluster(tmp_path) as cluster:
+        cluster.cluster.create_topic("t", queues=2)
+        with (
+            RocketMQServer(cluster.cluster, access="open") as server,
+            RemotingClient(server.addresses[0]) as first,
+            RemotingClient(server.addresses[1]) as second,
+        ):
+            clients = (first, second)
+            for client in clients:
+                # One producer has a connection to each shard.
+                body = b'{"clientID":"c","producerDataSet":[{"groupName":"pt"}]}'
+                client.call(RequestCode.HEART_BEAT, {}, body)
+            for shard, client in enumerate(clients):
+                # Each broker has a queue 0.
+                half = prepare(
+                    first if shard else second,
+                    "t",
+                    b"on %d" % shard,
+                    broker=f"raymq-{shard}",
+                    UNIQ_KEY=f"u{shard}",
+                    CHECK_IMMUNITY_TIME_IN_SECONDS=0,
+                )
+                assert (half["queueId"], half["queueOffset"]) == ("0", "0")
+                asked = checked(client)
+                assert (asked.fields["bname"], asked.fields["msgId"]) == (
+                    f"raymq-{shard}",
+                    f"u{shard}",
+                )
+                (row,) = decode_records(pa.array([bytes(asked.body)], pa.binary())).to_pylist()
+                assert (row["queue_id"], row["body"]) == (0, b"on %d" % shard)
+                answer_check(first, asked, "pt", COMMIT)
+                wait_seen(client, "t", [b"on %d" % shard])
