@@ -62,11 +62,13 @@ class Transactions:
         try:
             self._check_serving()
             self._halves.load()
-            has_put = self._halves.sweep()
+            swept = self._halves.sweep()
         except (RayMQError, OSError) as error:
             # They stay open. The next sweep tries again.
             is_expected = isinstance(error, Unavailable)
             logger.log(logging.INFO if is_expected else logging.WARNING, "half messages: %s", error)
             return
-        if has_put:
+        if swept.is_full:
+            self._next_sweep_ms = now_ms
+        if swept.has_put:
             self._publish(AppendedRows.up_to(self._store.log.end))

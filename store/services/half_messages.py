@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable, require
@@ -27,7 +27,7 @@ from .transaction import PRODUCER_GROUP, TransactionService
 
 logger = logging.getLogger(__name__)
 
-#: how long a half message that was handed out is handed to no one else (transactionCheckInterval)
+#: how long a half message that was handed out is handed to no other client (transactionCheckInterval)
 CHECK_PAUSE_MS = 30_000
 #: bytes of records in one answer, which has one record at least
 ANSWER_BYTES = 1 << 20
@@ -36,6 +36,10 @@ KEPT_MS_MIN = 3_600_000
 _HOUR_MS = 3_600_000
 #: half messages from the oldest one that is open on. The outcomes of all of them are kept, 0.5 MiB for a million
 WINDOW = 1 << 22
+#: open half messages of a shard. Each takes about half a KiB of memory
+OPEN_MAX = 1 << 18
+#: half messages that one sweep gives up, because other calls wait for it
+SWEEP_MAX = 500
 #: a half message whose record cannot be read yet is looked at again after this time
 _UNREADABLE_PAUSE_MS = 1_000
 #: half messages read at a time
@@ -97,6 +101,15 @@ class HandedHalves(NamedTuple):
     #: ms until the next one of these groups may be due; None: none is open
     next_ms: int | None
     #: the log has got records, which the answer rests on
+    has_put: bool
+
+
+class Swept(NamedTuple):
+    """What a sweep has done."""
+
+    #: there may be more to give up
+    is_full: bool
+    #: the log has got records
     has_put: bool
 
 
@@ -200,7 +213,7 @@ class HalfMessages:
         """Put a half message of a producer group, once.
 
         A request with the UNIQ_KEY of an open half message of the group is that request again, whose answer was lost.
-        Raises: as `TransactionService.prepare`.
+        Raises: as `TransactionService.prepare`; Unavailable while OPEN_MAX half messages are open.
         """
         require(self.is_loaded, "the half messages are loaded")
         wanted = message.properties.get(UNIQ_KEY)
@@ -210,6 +223,14 @@ class HalfMessages:
                 if self._service.outcome(known) is Resolution.OPEN:
                     return self._open[known].prepared._replace(is_repeated=True)
                 self._forget(known)
+            if len(self._open) >= OPEN_MAX:
+                raise Unavailable(
+                    f"{len(self._open)} half messages are open on this shard: commit or roll them back, or let their "
+                    "producers be asked",
+                    field="transaction",
+                    limit=OPEN_MAX,
+                    found=len(self._open),
+                )
 
             half = self._service.prepare(message, group=group)
             prepared = PreparedHalf(
@@ -281,13 +302,14 @@ class HalfMessages:
         """
         require(self.is_loaded, "the half messages are loaded")
         found: list[HalfToCheck] = []
-        left = ANSWER_BYTES
-        has_put = False
+        left, discarded = ANSWER_BYTES, 0
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             for group in dict.fromkeys(groups):
                 heap = self._due.get(group, [])
-                while heap and heap[0][0] <= now_ms and len(found) < max_records and left > 0:
+                while heap and heap[0][0] <= now_ms and left > 0:
+                    if len(found) + discarded >= max_records:
+                        break
                     _, offset = heappop(heap)
                     if self._service.outcome(offset) is not Resolution.OPEN:
                         self._forget(offset)
@@ -297,7 +319,7 @@ class HalfMessages:
 
                     checks = self._service.checks(offset)
                     if checks >= self._service.check_max:
-                        has_put |= self._discard(offset)
+                        discarded += self._discard(offset)
                         continue
                     record = self._record(offset)
                     pause_ms = _UNREADABLE_PAUSE_MS if record is None else CHECK_PAUSE_MS
@@ -312,7 +334,7 @@ class HalfMessages:
             if found:
                 self._service.note_checks({half.offset: half.checks for half in found})
 
-        return HandedHalves(found, next_ms, has_put or bool(found))
+        return HandedHalves(found, next_ms, bool(found or discarded))
 
     def _next_ms(self, groups: Sequence[str], now_ms: int) -> int | None:
         times = [self._due[group][0][0] for group in groups if group in self._due]
@@ -347,27 +369,47 @@ class HalfMessages:
 
     # --- upkeep -----------------------------------------------------------------------------------
 
-    def sweep(self) -> bool:
-        """Give up what is older than the retention, whether its producers ask or not. Returns: the log has got records.
+    def sweep(self) -> Swept:
+        """Give up what is older than the retention, whether its producers ask or not.
 
-        Otherwise its file would be deleted, and a half message that no one ended would leave nothing. Of many half
+        Otherwise its file would be deleted, and a half message that was never ended would leave nothing. Of many half
         messages the oldest ones are given up, which are WINDOW before the newest one.
         Raises: as `hand_out`.
         """
         end = self._store.log.end
+        given_up = 0
         with self._lock:
             if not self.is_loaded:
-                return False
+                return Swept(is_full=False, has_put=False)
             self._service.discard_deleted()
-            kept_ms = max(KEPT_MS_MIN, int(self._store.config.file_reserved_hours * _HOUR_MS))
-            window_begin = self._store.state.next_offsets.get((HALF_TOPIC, 0), 0) - WINDOW
-            for offset, half in list(self._open.items()):
-                if self._service.outcome(offset) is not Resolution.OPEN:
-                    self._forget(offset)
-                    continue
-                age_ms = self._service.stored_ago_ms(half.store_time_ms)
-                if age_ms <= kept_ms and offset >= window_begin:
+            for offset in self._too_old():
+                if given_up == SWEEP_MAX:
                     break
+                given_up += 1
                 self._discard(offset)
+
             self._service.note_offsets()
-        return self._store.log.end != end
+            self._drop_ended()
+        return Swept(given_up == SWEEP_MAX, self._store.log.end != end)
+
+    def _too_old(self) -> Iterator[int]:
+        kept_ms = max(KEPT_MS_MIN, int(self._store.config.file_reserved_hours * _HOUR_MS))
+        window_begin = self._store.state.next_offsets.get((HALF_TOPIC, 0), 0) - WINDOW
+        for offset, half in list(self._open.items()):
+            if self._service.outcome(offset) is not Resolution.OPEN:
+                self._forget(offset)
+                continue
+            age_ms = self._service.stored_ago_ms(half.store_time_ms)
+            if age_ms <= kept_ms and offset >= window_begin:
+                return
+            yield offset
+
+    def _drop_ended(self) -> None:
+        """Drop what is not open any more from the heaps: of groups that never ask it would stay."""
+        for group, heap in list(self._due.items()):
+            left = [entry for entry in heap if entry[1] in self._open]
+            heapify(left)
+            if left:
+                self._due[group] = left
+            else:
+                del self._due[group]

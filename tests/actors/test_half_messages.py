@@ -229,7 +229,7 @@ def test_an_answer_leaves_when_what_it_says_is_confirmed(
     shard.start_flusher()
     shard.host.call("create_topic", {"name": TOPIC, "queues": 2, "shards": [0]})
     kept = prepare(shard, UNIQ_KEY="kept")["offset"]
-    # No one syncs any more.
+    # Nothing is synced any more.
     monkeypatch.setattr(leader, "OPERATION_TIMEOUT_S", 1.0)
     stop_flushers(shard)
     with pytest.raises((DeliveryUnknown, Unavailable)):
@@ -266,7 +266,7 @@ def test_a_half_message_of_an_unknown_topic_or_queue_is_refused(shard: Shard) ->
         shard.host.call("prepare_half", {**good, "topic": TOPIC, "queue_id": 5})
 
 
-def test_the_upkeep_of_a_leader_gives_up_old_half_messages_though_nobody_asks(
+def test_the_upkeep_of_a_leader_gives_up_old_half_messages_that_no_client_asks_for(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(shard, b"old")

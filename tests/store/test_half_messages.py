@@ -246,7 +246,7 @@ def test_a_half_message_that_no_producer_can_explain_is_discarded_after_15_check
     assert shop.engine.bodies() == []
 
 
-def test_a_half_message_that_was_ended_is_handed_to_nobody(shop: Shop) -> None:
+def test_a_half_message_that_was_ended_is_handed_out_no_more(shop: Shop) -> None:
     offsets = [shop.prepare().offset for _ in range(3)]
     shop.end(offsets[0], "commit")
     shop.wait(AGE_MS)
@@ -277,26 +277,26 @@ def test_half_messages_are_loaded_when_their_queue_is_whole(shop: Shop) -> None:
     halves = HalfMessages(shop.engine.store)
     with pytest.raises(Unavailable, match="being loaded"):
         halves.load()
-    assert not halves.sweep()
+    assert halves.sweep() == (False, False)
     shop.engine.confirm()
     halves.load()
     assert halves.open_count == 1
 
 
-def test_what_nobody_asks_about_is_given_up_when_its_retention_is_over(shop: Shop) -> None:
+def test_what_no_client_asks_about_is_given_up_when_its_retention_is_over(shop: Shop) -> None:
     hours = shop.engine.store.config.file_reserved_hours
     shop.prepare(b"old")
     shop.wait(HOUR_MS)
     shop.prepare(b"newer")
-    assert not shop.halves.sweep()
+    assert shop.halves.sweep() == (False, False)
     shop.wait((hours - 1) * HOUR_MS + 1)
-    assert shop.halves.sweep()
+    assert shop.halves.sweep() == (False, True)
     assert shop.discarded == [b"old"]
     assert shop.halves.open_count == 1
     shop.engine.confirm()
-    assert shop.halves.sweep()
+    assert shop.halves.sweep() == (False, True)
     assert shop.engine.store.state.offsets[GROUP, HALF_TOPIC] == {0: 1}
-    assert not shop.halves.sweep()
+    assert shop.halves.sweep() == (False, False)
 
 
 def test_a_half_message_that_millions_have_followed_is_given_up(
@@ -305,12 +305,49 @@ def test_a_half_message_that_millions_have_followed_is_given_up(
     monkeypatch.setattr(half_messages, "WINDOW", 3)
     for number in range(5):
         shop.prepare(b"%d" % number)
-    assert shop.halves.sweep()
+    assert shop.halves.sweep() == (False, True)
     assert shop.discarded == [b"0", b"1"]
     assert shop.halves.open_count == 3
 
 
-def test_a_half_message_of_another_engine_is_offered_to_nobody_and_holds_up_none(
+def test_one_sweep_gives_up_a_limited_number(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half_messages, "WINDOW", 0)
+    monkeypatch.setattr(half_messages, "SWEEP_MAX", 2)
+    for _ in range(3):
+        shop.prepare()
+    assert shop.halves.sweep() == (True, True)
+    assert shop.halves.open_count == 1
+    assert shop.halves.sweep() == (False, True)
+    assert len(shop.discarded) == 3
+
+
+def test_what_was_ended_takes_no_memory_though_its_group_never_asks(shop: Shop) -> None:
+    for group in ("g", "h"):
+        for _ in range(3):
+            shop.end(shop.prepare(group=group).offset, "rollback", group=group)
+    last = shop.prepare(group="h").offset
+    shop.halves.sweep()
+    assert [(group, [at for _, at in heap]) for group, heap in shop.halves._due.items()] == [
+        ("h", [last])
+    ]
+    shop.wait(AGE_MS)
+    assert shop.handed("g", "h") == [(last, 1)]
+
+
+def test_too_many_open_half_messages_are_refused(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_messages, "OPEN_MAX", 2)
+    first = shop.prepare(UNIQ_KEY="u").offset
+    shop.prepare()
+    with pytest.raises(Unavailable, match="2 half messages are open"):
+        shop.prepare()
+    assert shop.prepare(UNIQ_KEY="u").offset == first
+    shop.end(first, "commit")
+    shop.prepare()
+
+
+def test_a_half_message_of_another_engine_is_never_handed_out_and_holds_up_none(
     shop: Shop,
 ) -> None:
     shop.engine.store.put_inner([InnerMessage(HALF_TOPIC, 0, b"foreign", born_time_ms=1)])

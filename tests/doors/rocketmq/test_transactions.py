@@ -201,7 +201,7 @@ def test_a_pull_that_waits_gets_a_message_as_soon_as_it_is_committed(
         assert bodies(records_of(reader.answer(opaque).body)) == [b"half"]
 
 
-def test_a_committed_message_that_a_consumer_sends_back_is_no_half_message(
+def test_a_committed_message_that_a_consumer_sends_back_is_seen_again(
     client: RemotingClient, topic: str
 ) -> None:
     fields = send_fields(topic, TRAN_MSG="true", DELAY=1) | {"j": 1, "f": 4}
