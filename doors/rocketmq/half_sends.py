@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 
 from raymq.store.base.errors import Unavailable
-from raymq.store.base.format import SYS_OF_SENDER, format_host
+from raymq.store.base.format import format_host
 from raymq.store.delay.delivery_time import delay_level
 from raymq.store.records.keys import UNIQ_KEY
 
@@ -70,7 +70,7 @@ class HalfMessageSender:
                     "properties": {UNIQ_KEY: uuid.uuid4().hex.upper(), **properties},
                     "born_time_ms": max(0, row.born_time_ms),
                     "flag": row.flag,
-                    "sys_flag": row.sys_flag & SYS_OF_SENDER,
+                    "sys_flag": row.sys_flag,
                     "born_host": format_host(row.born_host),
                 },
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.format import pack_host
+from raymq.store.records.producer_stamp import STAMP_NAME
 from raymq.store.records.properties import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
@@ -189,8 +190,9 @@ def _half_properties(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "messages of a batch cannot be half messages of transactions: send them alone",
             )
-        # The answer to a half message waits for its promise in any case.
-        named.pop(WAIT, None)
+        # The answer waits for the promise in any case. A stamp is that of a message which the client has received.
+        for name in (WAIT, STAMP_NAME):
+            named.pop(name, None)
         return named
     return None
 

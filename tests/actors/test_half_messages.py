@@ -14,6 +14,7 @@ from raymq.actors.leader import leader
 from raymq.store.base.errors import DeliveryUnknown, Rejected, TopicMissing, Unavailable
 from raymq.store.base.format import HALF_TOPIC, parse_message_id
 from raymq.store.queues.raw_records import decode_records
+from raymq.store.records.producer_stamp import STAMP_NAME
 from raymq.store.records.properties import decode
 from raymq.store.records.requests import FetchRequest
 from raymq.store.services import half_messages
@@ -264,6 +265,27 @@ def test_a_half_message_of_an_unknown_topic_or_queue_is_refused(shard: Shard) ->
             shard.host.call("prepare_half", {**good, "topic": topic})
     with pytest.raises(Rejected, match="queue_id is 5"):
         shard.host.call("prepare_half", {**good, "topic": TOPIC, "queue_id": 5})
+
+
+@pytest.mark.parametrize(
+    ("body", "properties", "field"),
+    [
+        (b"x" * (4 << 20 | 1), {}, "body"),
+        (b"", {"a": "\0" * 512}, "properties"),
+        (b"", {"a": "b" * 32_767}, "properties"),
+        (b"", {"TAGS": "\0" * 512}, "tag"),
+        (b"", {STAMP_NAME: "1"}, "properties"),
+        (b"", {"a": "\ud800"}, "properties"),
+    ],
+    ids=["body", "zeros", "long", "tag", "stamp", "surrogate"],
+)
+def test_what_cannot_be_put_cannot_be_prepared(
+    shard: Shard, body: bytes, properties: dict[str, str], field: str
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        prepare(shard, body, **properties)
+    assert refused.value.fields["field"] == field
+    assert shard.host.store.queue_range(HALF_TOPIC, 0) == (0, 0)
 
 
 def test_the_upkeep_of_a_leader_gives_up_old_half_messages_that_no_client_asks_for(

@@ -11,7 +11,10 @@ from raymq.actors.api.operations import choice, integer, operation, optional
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 from raymq.store.put.inner_message import InnerMessage
+from raymq.store.records.properties import TAGS, encode, separators_absent
+from raymq.store.records.record_check import check_put
 from raymq.store.records.requests import AppendedRows
+from raymq.store.records.small_batch import SmallBatch
 from raymq.store.services.half_messages import HalfEnd, HalfMessages
 
 from .scope import LeaderScope, check_queue, topic_of
@@ -20,8 +23,6 @@ from .scope import LeaderScope, check_queue, topic_of
 GROUPS_MAX = 1_000
 #: half messages of one answer
 HALVES_MAX = 256
-#: between names and values of properties
-_SEPARATORS = frozenset("\x01\x02")
 
 
 def prepare_half(
@@ -45,6 +46,7 @@ def prepare_half(
     """
     fmt.check_group_name(group)
     check_queue(leader, topic_of(leader, topic), queue_id)
+    _check_as_put(leader, topic, body, properties)
     message = InnerMessage(
         topic,
         queue_id,
@@ -128,6 +130,13 @@ def halves_to_check(leader: LeaderScope, groups: list[str], max_records: int) ->
     return {"halves": found, "next_ms": handed.next_ms}
 
 
+def _check_as_put(leader: LeaderScope, topic: str, body: bytes, properties: dict[str, str]) -> None:
+    """Refuse what a put of the message would be refused for. Raises: Rejected."""
+    named = {name: value for name, value in properties.items() if name != TAGS}
+    row = SmallBatch([body], [properties.get(TAGS)], [encode(named)], [0])
+    check_put(topic, row, max_message_bytes=leader.store.config.max_message_bytes)
+
+
 def _halves(leader: LeaderScope) -> HalfMessages:
     leader.check_serving()
     return leader.transactions.loaded()
@@ -160,7 +169,7 @@ def _properties(field: str, value: object) -> dict[str, str]:
     if found is None:
         raise wrong_value(field, value, "give names and values, both text", "{name: value}")
     for name, text in found.items():
-        if not name or not _SEPARATORS.isdisjoint(name + text):
+        if not name or not separators_absent(name + text):
             advice = "give names, and values, without the characters \\x01 and \\x02"
             raise wrong_value(field, {name: text}, advice, "no \\x01, \\x02")
     return found
