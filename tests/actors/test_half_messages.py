@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.leader import leader
+from raymq.actors.server.ray.ray_methods import RayMethods
 from raymq.store.base.errors import DeliveryUnknown, Rejected, TopicMissing, Unavailable
 from raymq.store.base.format import HALF_TOPIC, parse_message_id
 from raymq.store.queues.raw_records import decode_records
@@ -254,6 +255,18 @@ def test_an_answer_leaves_when_what_it_says_is_confirmed(
     assert seen(shard) == [b"half"]
     shard.close()
     stop_flushers(shard)
+
+
+def test_the_methods_of_the_actor_take_half_messages_too(shard: Shard) -> None:
+    methods = RayMethods(shard.host)
+    good = {"topic": TOPIC, "queue_id": 1, "group": GROUP, "properties": {}, "born_time_ms": 1}
+    half = methods.call("c", "prepare_half", {**good, "body": b64encode(b"half").decode()})
+    asked = methods.call("c", "halves_to_check", {"groups": [GROUP], "max_records": 1})
+    assert asked["halves"] == []
+    assert 0 < asked["next_ms"] <= 6_000
+    ended = {"offset": half["offset"], "group": GROUP, "decision": "commit"}
+    assert methods.call("c", "end_half", ended)["outcome"] == "commit"
+    assert seen(shard) == [b"half"]
 
 
 def test_a_half_message_of_an_unknown_topic_or_queue_is_refused(shard: Shard) -> None:
