@@ -15,6 +15,9 @@ route_info        routes
 send_message      sends
 send_lanes        gathers sends of many clients into batches
 delayed_sends     messages that are delivered later
+half_sends        half messages of transactions
+end_transaction   their commits and rollbacks
+transaction_check  asks producers what has become of them
 send_back         messages that a consumer could not handle
 pull_message      pulls
 arrivals          wakes pulls that wait

@@ -14,6 +14,8 @@ from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
+from .end_transaction import EndTransactionProcessor
+from .half_sends import HalfMessageSender
 from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
 from .pull_message import PullMessageProcessor
 from .remoting_server import RemotingServer, ServerCounts
@@ -23,6 +25,7 @@ from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
 from .topology import BrokerAddress, BrokerTable
+from .transaction_check import TransactionCheckService
 
 #: how long new requests are answered with GO_AWAY at the end
 GRACE_S = 0.5
@@ -124,11 +127,14 @@ class RocketMQServer:
             takes_plain=takes_plain,
         )
 
-        send = SendMessageProcessor(self._shards, lanes, self.brokers)
+        halves = HalfMessageSender(self._shards)
+        send = SendMessageProcessor(self._shards, lanes, halves, self.brokers)
         self.table.register(SEND, send.process, send.CODES)
         pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
         self.table.register(PULL, pull.process, pull.CODES)
         self.table.register(MEMORY, manage.process, manage.CODES)
+        ends = EndTransactionProcessor(self._shards, arrivals)
+        self.table.register(SEND, ends.process, ends.CODES)
         back = SendBackProcessor(self._shards)
         self.table.register(CALL, back.process, back.CODES)
         committed = ConsumerOffsetProcessor(self._shards, offsets)
@@ -138,10 +144,14 @@ class RocketMQServer:
         routes = RouteInfoProcessor(self._shards, self.brokers)
         self.table.register(CALL, routes.process, routes.CODES)
 
+        checks = TransactionCheckService(self._shards, clients, self.brokers)
+        self._checks = loop.create_task(checks.run())
+
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""
         if self._loop.is_closed():
             return
+        self._loop.call_soon_threadsafe(self._checks.cancel)
         self._run(self._server.close(GRACE_S))
         self._run(self._offsets.flush())
         self._end()

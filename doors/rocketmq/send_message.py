@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.format import pack_host
+from raymq.store.records.producer_stamp import STAMP_NAME
 from raymq.store.records.properties import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
     WAIT,
+    decode,
     encode,
 )
 
@@ -22,6 +24,7 @@ from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .delayed_sends import Lane, is_delayed, waiting_lane
+from .half_sends import PREPARED, HalfMessageSender, is_half
 from .message_batch import decode_batch
 from .property_text import split
 from .request_fields import RequestFields
@@ -49,8 +52,8 @@ _V1 = {**{name: name for name in _V2}, "brokerName": "bname"}
 _UNIQUE_ID = b"UNIQ_KEY"
 #: every answer names a region: clients print it in traces
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-#: property of a half message
-_HALF = encode({"TRAN_MSG": "true"})
+#: in the properties of each half message, and perhaps of others
+_PREPARED = PREPARED.encode() + NAME_VALUE_SEPARATOR
 _WAITS_NOT = encode({WAIT: "false"})
 
 
@@ -63,10 +66,17 @@ class SendMessageProcessor:
         RequestCode.SEND_BATCH_MESSAGE,
     )
 
-    def __init__(self, shards: Shards, lanes: SendLanes, brokers: BrokerTable) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        lanes: SendLanes,
+        halves: HalfMessageSender,
+        brokers: BrokerTable,
+    ) -> None:
         """Args: `brokers`: where clients dial each shard, a part of message ids."""
         self._shards = shards
         self._lanes = lanes
+        self._halves = halves
         self._brokers = brokers
 
     async def process(
@@ -82,12 +92,21 @@ class SendMessageProcessor:
 
         is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag("batch")
         texts, rows = self._rows(connection, request, fields, is_batch=is_batch)
+        prepared = _half_properties(texts, fields, is_batch=is_batch)
+        if prepared is not None:
+            group = fields.text("producerGroup", "")
+            stored, transaction = await self._halves.put(
+                shard, topic, queue_id, rows[0], prepared, group
+            )
+            answered = self._fields(queues, queue_id, texts, [stored])
+            return answer(request, ResponseCode.SUCCESS, {**answered, "transactionId": transaction})
+
         lane = Lane(topic, queue_id, None)
         if any(is_delayed(row.properties) for row in rows):
             levels = self._shards.delay_levels
             lane, rows = _delayed(topic, queue_id, shard, rows, levels)
-        stored = await self._lanes.put(lane.topic, lane.queue, rows)
-        return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, stored))
+        places = await self._lanes.put(lane.topic, lane.queue, rows)
+        return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, places))
 
     def _rows(
         self,
@@ -112,10 +131,10 @@ class SendMessageProcessor:
             text = fields.text("properties", "").encode()
             messages = [(bytes(request.body), text, fields.integer("flag", 0))]
 
-        if sys_flag & TRANSACTION_MASK or any(_HALF in text for _, text, _ in messages):
+        if sys_flag & TRANSACTION_MASK and not any(_PREPARED in text for _, text, _ in messages):
             raise Refused(
-                ResponseCode.NO_PERMISSION,
-                "messages of transactions are not taken yet: send them without a transaction",
+                ResponseCode.MESSAGE_ILLEGAL,
+                "sysFlag has the bits of a transaction: a half message also has the property TRAN_MSG=true",
             )
         texts, rows = [], []
         for body, text, flag in messages:
@@ -124,7 +143,8 @@ class SendMessageProcessor:
             properties = found.properties
             if not found.wait_store_ok:
                 properties = (properties or b"") + _WAITS_NOT
-            rows.append(MessageRow(body, found.tag, properties, born_ms, flag, sys_flag, host))
+            bits = sys_flag & ~TRANSACTION_MASK
+            rows.append(MessageRow(body, found.tag, properties, born_ms, flag, bits, host))
         return texts, rows
 
     def _fields(
@@ -149,6 +169,28 @@ class SendMessageProcessor:
         if address is None or place.physical_offset < 0:
             return ""
         return f"{packed(address)}{place.physical_offset:016X}"
+
+
+def _half_properties(
+    texts: Sequence[bytes], fields: RequestFields, *, is_batch: bool
+) -> dict[str, str] | None:
+    """The properties of a half message; None: it is none. Raises: Refused for a batch."""
+    if not any(_PREPARED in text for text in texts):
+        return None
+    for text in texts:
+        named = decode(text)
+        if not is_half(named, 0 if is_batch else fields.integer("reconsumeTimes", 0)):
+            continue
+        if is_batch:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "messages of a batch cannot be half messages of transactions: send them alone",
+            )
+        # The answer waits for the promise in any case. A stamp is that of a message which the client has received.
+        for name in (WAIT, STAMP_NAME):
+            named.pop(name, None)
+        return named
+    return None
 
 
 def _delayed(

@@ -36,6 +36,8 @@ logger = logging.getLogger("raymq.rocketmq")
 
 #: threads for calls of shards
 CALL_THREADS = 16
+#: threads for calls about half messages, which wait for a durable put
+TRANSACTION_THREADS = 16
 #: streams to each shard, which answer one fetch at a time each
 FETCH_STREAMS = 4
 #: a client waits 3 s for the answer to a send, all its tries together
@@ -56,6 +58,7 @@ class Shards:
             max_block_ms=0,
         )
         self._calls = ThreadPoolExecutor(CALL_THREADS, "raymq-rocketmq-call")
+        self._transactions = ThreadPoolExecutor(TRANSACTION_THREADS, "raymq-rocketmq-transaction")
         self._fetches: dict[int, _FetchPool] = {}
         self._topics: dict[str, BrokerQueues] = {}
         self._look_ups: dict[str, asyncio.Task[TopicRoute]] = {}
@@ -110,6 +113,13 @@ class Shards:
         """Call an operation of a shard's leader. Raises: RayMQError."""
         return await self.in_thread(self._routes.call, shard, op, args)
 
+    async def call_transaction(
+        self, shard: int, op: str, args: Mapping[str, object]
+    ) -> dict[str, Any]:
+        """Do as `call`, of operations on half messages: others do not wait for their puts. Raises: RayMQError."""
+        call = partial(self._routes.call, shard, op, args, SEND_TIMEOUT_MS / 1000)
+        return await self._loop.run_in_executor(self._transactions, call)
+
     async def in_thread(self, work: Callable[..., Found], *args: object) -> Found:
         """Do something that blocks."""
         return await self._loop.run_in_executor(self._calls, partial(work, *args))
@@ -158,6 +168,7 @@ class Shards:
         for pool in self._fetches.values():
             pool.close()
         self._calls.shutdown(wait=False, cancel_futures=True)
+        self._transactions.shutdown(wait=False, cancel_futures=True)
         self._routes.close()
 
 

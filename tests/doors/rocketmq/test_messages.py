@@ -198,11 +198,10 @@ def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic_of_its_group
         ({"e": "x"}, ResponseCode.SYSTEM_ERROR, "'queueId' must be a number"),
         ({"n": "broker-a"}, ResponseCode.SYSTEM_ERROR, "'broker-a' is not one of this cluster"),
         ({"f": 128}, ResponseCode.MESSAGE_ILLEGAL, "send it as a batch"),
-        ({"f": 4}, ResponseCode.NO_PERMISSION, "without a transaction"),
-        ({"i": "TRAN_MSG\x01true\x02"}, ResponseCode.NO_PERMISSION, "without a transaction"),
+        ({"f": 4}, ResponseCode.MESSAGE_ILLEGAL, "TRAN_MSG=true"),
         ({"i": "DELAY\x01" + "x" * 40_000 + "\x02"}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
     ],
-    ids=["topic", "queue", "number", "broker", "inner batch", "half", "TRAN_MSG", "properties"],
+    ids=["topic", "queue", "number", "broker", "inner batch", "half", "properties"],
 )
 def test_a_send_that_cannot_be_stored_says_why(
     client: RemotingClient, topic: str, changes, code: ResponseCode, says: str
