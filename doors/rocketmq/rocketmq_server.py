@@ -79,7 +79,7 @@ class RocketMQServer:
                 if brokers is None:
                     self.brokers.note(shard, 0, {0: found})
         except BaseException:
-            self._run(self._server.close())
+            self._run(self._end_requests(0.0))
             self._end()
             raise
 
@@ -151,10 +151,14 @@ class RocketMQServer:
         """Tell clients to go away, and end. What was stored stays."""
         if self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(self._checks.cancel)
-        self._run(self._server.close(GRACE_S))
-        self._run(self._offsets.flush())
+        self._run(self._end_requests(GRACE_S))
         self._end()
+
+    async def _end_requests(self, grace_s: float) -> None:
+        await self._server.close(grace_s)
+        self._checks.cancel()
+        await asyncio.gather(self._checks, return_exceptions=True)
+        await self._offsets.flush()
 
     def _end(self) -> None:
         self._shards.close()
