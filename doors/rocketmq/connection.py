@@ -22,6 +22,8 @@ UNSENT_BYTES_MAX = 8 << 20
 STUCK_S = 60.0
 #: frames up to this size are received without asking for memory
 SMALL_FRAME_BYTES = 64 << 10
+#: frames above this size are written at once, and not copied once more
+LARGE_FRAME_BYTES = 64 << 10
 
 
 class FrameReceiver(Protocol):
@@ -95,6 +97,8 @@ class ClientConnection(asyncio.Protocol):
         self.heard_s = clock()
         self._moved_s = self.heard_s
         self._unsent_bytes = 0
+        #: frames of this turn of the loop
+        self._outgoing: list[bytes] = []
         self._opaques = itertools.count(1)
         self.is_closed = False
 
@@ -197,7 +201,20 @@ class ClientConnection(asyncio.Protocol):
         """Write a frame. After the end of the connection nothing happens."""
         if self.is_closed or self._transport is None:
             return
-        self._transport.write(commands.encode(sent))
+        frame = commands.encode(sent)
+        if not self._outgoing:
+            # Answers of one turn of the loop are one call of the system, which costs as much as the rest of a send.
+            asyncio.get_running_loop().call_soon(self._write)
+        self._outgoing.append(frame)
+        if len(frame) > LARGE_FRAME_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the frames that wait."""
+        frames, self._outgoing = self._outgoing, []
+        if self.is_closed or self._transport is None or not frames:
+            return
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         self._note_unsent()
 
     def push(self, code: int, fields: dict[str, str], body: bytes = b"") -> None:
@@ -233,6 +250,7 @@ class ClientConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection, after what was written."""
+        self._write()
         if self._transport is not None:
             self._transport.close()
         self.is_closed = True

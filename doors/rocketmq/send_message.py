@@ -105,7 +105,7 @@ class SendMessageProcessor:
         if any(is_delayed(row.properties) for row in rows):
             levels = self._shards.delay_levels
             lane, rows = _delayed(topic, queue_id, shard, rows, levels)
-        places = await self._lanes.put(lane.topic, lane.queue, rows)
+        places = await self._lanes.put(shard, lane.topic, lane.queue, rows)
         return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, places))
 
     def _rows(
