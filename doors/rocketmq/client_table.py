@@ -118,6 +118,24 @@ class ClientTable:
         """The members of a group, by client id."""
         return [each for _, each in sorted(self._consumers.get(group, {}).items())]
 
+    def consumer(self, group: str, client_id: str) -> GroupClient | None:
+        """A member of a group; None: it is not connected."""
+        return self._consumers.get(group, {}).get(client_id)
+
+    @property
+    def groups(self) -> list[str]:
+        """The consumer groups with a member."""
+        return sorted(self._consumers)
+
+    def producers(self, group: str) -> list[GroupClient]:
+        """The producers of a group, by client id."""
+        return [each for _, each in sorted(self._producers.get(group, {}).items())]
+
+    @property
+    def producer_groups(self) -> list[str]:
+        """The groups with a producer."""
+        return sorted(self._producers)
+
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """The newest subscription of a group to a topic; None: no member has one."""
         found = [

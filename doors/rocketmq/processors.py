@@ -32,6 +32,10 @@ SEND = Executor("send", 10_000)
 PULL = Executor("pull", 100_000)
 #: calls of shards, each in a thread
 CALL = Executor("call", 1_000)
+#: calls of shards for tools and dashboards, so that these cannot take the room of clients
+ADMIN = Executor("admin", 200)
+#: they wait for the answer of another client, and take no thread meanwhile
+RELAY = Executor("relay", 1_000)
 #: answered from memory at once
 MEMORY = Executor("memory", 10_000)
 

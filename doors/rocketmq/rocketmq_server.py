@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from raymq.client.handle import ClusterHandle
 
 from .access import Access, AccessCheck
+from .admin_clients import ClientAdminProcessor, ClientRelayProcessor
+from .admin_cluster import ClusterAdminProcessor, NameServerAdminProcessor
+from .admin_groups import GroupAdminProcessor
+from .admin_topics import TopicAdminProcessor
 from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
-from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
+from .processors import ADMIN, CALL, MEMORY, PULL, RELAY, SEND, ProcessorTable
 from .pull_message import PullMessageProcessor
+from .query_messages import QueryMessageProcessor, RecordReader
 from .remoting_server import RemotingServer
 from .route_info import RouteInfoProcessor
 from .send_back import SendBackProcessor
@@ -105,9 +110,29 @@ class RocketMQServer:
         self.table.register(CALL, committed.process, committed.CODES)
         ranges = QueueOffsetProcessor(self._shards)
         self.table.register(CALL, ranges.process, ranges.CODES)
-        routes = RouteInfoProcessor(self._shards, lambda shard: {LEADER_ID: self.addresses[shard]})
+
+        records = RecordReader(self._shards, self.addresses)
+        query = QueryMessageProcessor(self._shards, records)
+        self.table.register(ADMIN, query.process, query.CODES)
+        topics = TopicAdminProcessor(self._shards)
+        self.table.register(ADMIN, topics.process, topics.CODES)
+        groups = GroupAdminProcessor(self._shards, clients, offsets)
+        self.table.register(ADMIN, groups.process, groups.CODES)
+        brokers = ClusterAdminProcessor(self._shards, self._addresses)
+        self.table.register(ADMIN, brokers.process, brokers.CODES)
+        connected = ClientAdminProcessor(clients)
+        self.table.register(MEMORY, connected.process, connected.CODES)
+        relay = ClientRelayProcessor(clients, records)
+        self.table.register(RELAY, relay.process, relay.CODES)
+        names = NameServerAdminProcessor()
+        self.table.register(MEMORY, names.process, names.CODES)
+        routes = RouteInfoProcessor(self._shards, self._addresses)
         self.table.register(CALL, routes.process, routes.CODES)
         return self._server.listen(self._host, port, None)
+
+    def _addresses(self, shard: int) -> dict[int, BrokerAddress]:
+        """Broker id -> where to dial."""
+        return {LEADER_ID: self.addresses[shard]}
 
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""

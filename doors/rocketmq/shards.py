@@ -46,7 +46,7 @@ class Shards:
     """The shards of a cluster. Callers: one event loop, but for `close`."""
 
     def __init__(self, handle: ClusterHandle, loop: asyncio.AbstractEventLoop) -> None:
-        self._handle = handle
+        self.handle = handle
         self._loop = loop
         self._routes = Routes.of(handle, keeps_connections=True)
         self._sender = BatchSender(
@@ -65,17 +65,17 @@ class Shards:
     @property
     def name(self) -> str:
         """The name of the cluster."""
-        return self._handle.name
+        return self.handle.name
 
     @property
     def count(self) -> int:
         """How many shards there are."""
-        return self._handle.shards
+        return self.handle.shards
 
     @property
     def delay_levels(self) -> int:
         """How many delay levels there are."""
-        return self._handle.delay_levels
+        return self.handle.delay_levels
 
     # --- topics -----------------------------------------------------------------------------------
 
@@ -98,11 +98,15 @@ class Shards:
 
     async def topics(self) -> dict[str, dict[str, Any]]:
         """All topics that users see, as `ClusterHandle.topics`. Raises: Unavailable."""
-        return await self.in_thread(self._handle.topics)
+        return await self.in_thread(self.handle.topics)
+
+    def forget_topic(self, name: str) -> None:
+        """Look a topic up again when it is needed next: it has changed, or has gone."""
+        self._routes.topics.forget([name])
 
     async def create_retry_topic(self, name: str) -> None:
         """Make a topic with a queue on each shard, unless there is one. Raises: RayMQError."""
-        await self.in_thread(create_retry_topic, self._handle, name)
+        await self.in_thread(create_retry_topic, self.handle, name)
 
     # --- calls ------------------------------------------------------------------------------------
 
