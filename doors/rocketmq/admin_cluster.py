@@ -100,7 +100,7 @@ class ClusterAdminProcessor:
     async def _options(self, shard: int) -> dict[str, str]:
         """The options of a broker that tools read, and those of the cluster under RayMQ's names."""
         facts = await self._shards.call(shard, "config", {})
-        own = {name: str(option["value"]) for name, option in facts["options"].items()}
+        own = {name: _text(option["value"]) for name, option in facts["options"].items()}
         (leader, address), *_ = sorted(self._addresses(shard).items())
         return {
             **own,
@@ -137,9 +137,10 @@ def runtime_facts(status: Mapping[str, Any]) -> dict[str, str]:
         "dispatchBehindBytes": str(status["appended"] - status["dispatched"]),
         # Nothing says it of a whole log. Tools show 0 hours for it.
         "earliestMessageTimeStamp": "",
-        "getFoundTps": _rates({}),
-        "getMissTps": _rates({}),
-        "getTotalTps": _rates({}),
+        # Dashboard reads this one: messages here, and not reads.
+        "getTotalTps": _rates(stats["get_transferred_tps"]),
+        # Tools of 4.x read the name with a letter less.
+        "getTransferedTps": _rates(stats["get_transferred_tps"]),
         "getTransferredTps": _rates(stats["get_transferred_tps"]),
         "msgGetTotalTodayNow": str(stats["get_transferred"]),
         "msgPutTotalTodayNow": str(stats["puts"]),
@@ -149,6 +150,11 @@ def runtime_facts(status: Mapping[str, Any]) -> dict[str, str]:
         "remainHowManyDataToFlush": f"{status['appended'] - status['synced']} B",
         "runtime": _duration(time.time() - began_s),
     }
+
+
+def _text(value: object) -> str:
+    """The value of an option, as files of properties have it."""
+    return str(value).lower() if value is True or value is False else str(value)
 
 
 def _rates(found: Mapping[str, int]) -> str:
@@ -170,6 +176,7 @@ class NameServerAdminProcessor:
     CODES = (
         RequestCode.PUT_KV_CONFIG,
         RequestCode.GET_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
         RequestCode.GET_KVLIST_BY_NAMESPACE,
         RequestCode.WIPE_WRITE_PERM_OF_BROKER,
         RequestCode.ADD_WRITE_PERM_OF_BROKER,
@@ -189,6 +196,9 @@ class NameServerAdminProcessor:
             return answer(request, ResponseCode.SUCCESS, {"addTopicCount": "0"})
         if request.code == RequestCode.QUERY_DATA_VERSION:
             return answer(request, ResponseCode.SUCCESS, {"changed": "false"})
+        if request.code == RequestCode.DELETE_KV_CONFIG:
+            # Tools delete the setting of a topic together with it.
+            return answer(request, ResponseCode.SUCCESS)
         if request.code == RequestCode.VIEW_BROKER_STATS_DATA:
             # As RocketMQ for a topic without messages: tools show 0 then.
             raise Refused(

@@ -130,7 +130,7 @@ def test_each_shard_is_a_broker_with_its_address_and_the_facts_that_tools_read(
 
     table = asked(client, RequestCode.GET_BROKER_RUNTIME_INFO)["table"]
     before = int(table["msgPutTotalTodayNow"])
-    for name in ("putTps", "getTransferredTps"):
+    for name in ("putTps", "getTransferredTps", "getTransferedTps", "getTotalTps"):
         assert all(float(each) >= 0 for each in table[name].split())
         assert len(table[name].split()) == 3
     for name in NUMBERS:
@@ -143,6 +143,7 @@ def test_each_shard_is_a_broker_with_its_address_and_the_facts_that_tools_read(
     options = bytes(client.call(RequestCode.GET_BROKER_CONFIG, {}).body).decode()
     shown = dict(line.split("=", 1) for line in options.splitlines())
     assert (shown["brokerName"], shown["brokerClusterName"]) == ("raymq-0", "served")
+    assert shown["message_index"] == "true"
     assert f"{shown['brokerIP1']}:{shown['listenPort']}" == str(server.addresses[0])
 
 
@@ -153,6 +154,8 @@ def test_settings_that_a_name_server_keeps_are_answered_politely(client: Remotin
     assert listed.code == ResponseCode.QUERY_NOT_FOUND
     # `updateTopic -o true` says which queues an ordered topic has, as the route does.
     asked(client, RequestCode.PUT_KV_CONFIG, **order, value="raymq-0:2")
+    # Tools delete it together with the topic.
+    asked(client, RequestCode.DELETE_KV_CONFIG, **order)
     other = client.call(RequestCode.PUT_KV_CONFIG, {**order, "namespace": "n", "value": "v"})
     assert other.code == ResponseCode.SYSTEM_ERROR
 
