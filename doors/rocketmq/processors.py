@@ -32,7 +32,7 @@ SEND = Executor("send", 10_000)
 PULL = Executor("pull", 100_000)
 #: calls of shards, each in a thread
 CALL = Executor("call", 1_000)
-#: calls of shards for tools and dashboards, so that these cannot take the room of clients
+#: calls of shards for tools and dashboards, in threads of their own: these cannot take those of clients
 ADMIN = Executor("admin", 200)
 #: they wait for the answer of another client, and take no thread meanwhile
 RELAY = Executor("relay", 1_000)

@@ -111,14 +111,15 @@ class RocketMQServer:
         ranges = QueueOffsetProcessor(self._shards)
         self.table.register(CALL, ranges.process, ranges.CODES)
 
-        records = RecordReader(self._shards, self.addresses)
-        query = QueryMessageProcessor(self._shards, records)
+        shards = self._shards.for_tools()
+        records = RecordReader(shards, self.addresses)
+        query = QueryMessageProcessor(shards, records)
         self.table.register(ADMIN, query.process, query.CODES)
-        topics = TopicAdminProcessor(self._shards)
+        topics = TopicAdminProcessor(shards)
         self.table.register(ADMIN, topics.process, topics.CODES)
-        groups = GroupAdminProcessor(self._shards, clients, offsets)
+        groups = GroupAdminProcessor(shards, clients, offsets)
         self.table.register(ADMIN, groups.process, groups.CODES)
-        brokers = ClusterAdminProcessor(self._shards, self._addresses)
+        brokers = ClusterAdminProcessor(shards, self._addresses)
         self.table.register(ADMIN, brokers.process, brokers.CODES)
         connected = ClientAdminProcessor(clients)
         self.table.register(MEMORY, connected.process, connected.CODES)
@@ -140,6 +141,7 @@ class RocketMQServer:
             return
         self._run(self._server.close(GRACE_S))
         self._run(self._offsets.flush())
+        self._run(self._shards.stop_looking())
         self._end()
 
     def _end(self) -> None:

@@ -67,15 +67,16 @@ class RemotingClient:
                 self.pushed.append(found)
         return self._answers[opaque].pop(0)
 
-    def request(self) -> RemotingCommand:
-        """The next request of the server. Raises: EOFError."""
-        while not self.pushed:
+    def request(self, code: int) -> RemotingCommand:
+        """The next request of the server with this code. The others go to `pushed`. Raises: EOFError."""
+        while True:
             found = self.next()
             if found.is_response:
                 self._answers.setdefault(found.opaque, []).append(found)
+            elif found.code == code:
+                return found
             else:
                 self.pushed.append(found)
-        return self.pushed.pop(0)
 
     def reply(
         self, request: RemotingCommand, code: int, body: bytes = b"", remark: str = ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
+import threading
 from typing import Any
 
 import pytest
 
+from raymq.doors.rocketmq import shards
 from raymq.doors.rocketmq.codes import RequestCode, ResponseCode
 from raymq.doors.rocketmq.command import RemotingCommand
 from raymq.doors.rocketmq.json_dialect import JsonKey, read_json
@@ -17,6 +20,7 @@ from raymq.store.base import format as fmt
 from tests.support.remoting_client import RemotingClient, records_of
 from tests.support.remoting_requests import beat, bodies, send
 from tests.support.served_shard import ServedCluster, ServedShard
+from tests.support.waiting import until
 
 #: numbers that `clusterList` parses
 NUMBERS = (
@@ -105,6 +109,30 @@ def test_topics_are_made_listed_and_deleted(client: RemotingClient, shard: Serve
     assert gone.code == ResponseCode.TOPIC_NOT_EXIST
 
 
+def test_what_others_do_to_a_topic_is_in_the_routes_soon(
+    client: RemotingClient, shard: ServedShard, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "LOOK_AGAIN_S", 0.0)
+
+    def route() -> RemotingCommand:
+        return client.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+
+    def queues() -> int:
+        found = route()
+        return int(read_json(found.body)["queueDatas"][0]["readQueueNums"])
+
+    assert queues() == 2
+    shard.cluster.add_queues(topic, 5, break_key_order=True)
+    until(lambda: queues() == 5, lambda: threading.Event().wait(0.01))
+    shard.cluster.delete_topic(topic)
+    gone = ResponseCode.TOPIC_NOT_EXIST
+    until(lambda: route().code == gone, lambda: threading.Event().wait(0.01))
+    # Another topic of the name has queues of its own.
+    shard.cluster.create_topic(topic, queues=3)
+    until(lambda: route().code != gone, lambda: threading.Event().wait(0.01))
+    assert queues() == 3
+
+
 def test_the_statistics_of_a_topic_name_the_ends_of_its_queues_and_the_last_store_time(
     client: RemotingClient, topic: str
 ) -> None:
@@ -176,6 +204,20 @@ def test_what_is_left_out_names_the_page_that_says_so(client: RemotingClient) ->
         found = client.call(code, {})
         assert found.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert "docs/guides/from-rocketmq.md" in (found.remark or "")
+
+
+def test_slow_calls_of_tools_leave_room_for_those_of_clients(shard: ServedShard) -> None:
+    async def call_while_tools_wait() -> int:
+        clients = shards.Shards(shard.cluster, asyncio.get_running_loop())
+        tools, answered = clients.for_tools(), threading.Event()
+        waiting = [asyncio.ensure_future(tools.in_thread(answered.wait)) for _ in range(64)]
+        found = await asyncio.wait_for(clients.in_thread(lambda: 7), 20)
+        answered.set()
+        await asyncio.gather(*waiting)
+        clients.close()
+        return found
+
+    assert asyncio.run(call_while_tools_wait()) == 7
 
 
 def test_the_table_says_what_runs_the_requests_of_tools(server: RocketMQServer) -> None:
@@ -280,15 +322,15 @@ def test_tools_ask_a_consumer_through_the_server(
     with RemotingClient(server.addresses[0]) as other:
         beat(other, "c1", group, topic)
         opaque = client.send(RequestCode.GET_CONSUMER_RUNNING_INFO, {**consumer, "AccessKey": "k"})
-        relayed = other.request()
-        assert (relayed.code, relayed.fields) == (RequestCode.GET_CONSUMER_RUNNING_INFO, consumer)
+        relayed = other.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+        assert relayed.fields == consumer
         other.reply(relayed, ResponseCode.SUCCESS, b'{"properties":{}}')
         assert bytes(client.answer(opaque).body) == b'{"properties":{}}'
 
         message_id = send(client, topic, b"handle me", queue=1)["msgId"]
         asked_for = {**consumer, "topic": topic, "msgId": message_id}
         opaque = client.send(RequestCode.CONSUME_MESSAGE_DIRECTLY, asked_for)
-        relayed = other.request()
+        relayed = other.request(RequestCode.CONSUME_MESSAGE_DIRECTLY)
         assert bodies(records_of(relayed.body)) == [b"handle me"]
         assert relayed.fields["brokerName"] == "raymq-0"
         other.reply(relayed, ResponseCode.SYSTEM_ERROR, remark="not now")
@@ -297,8 +339,7 @@ def test_tools_ask_a_consumer_through_the_server(
 
         status = {"topic": topic, "group": group, "clientAddr": ""}
         opaque = client.send(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, status)
-        relayed = other.request()
-        assert relayed.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+        relayed = other.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
         key = '{"brokerName":"raymq-0","queueId":1,"topic":"t"}'
         body = f'{{"messageQueueTable":{{{key}:7}}}}'.encode()
         other.reply(relayed, ResponseCode.SUCCESS, body)
@@ -306,12 +347,13 @@ def test_tools_ask_a_consumer_through_the_server(
         assert by_queue(table["c1"]) == {1: 7}
         for damaged in (b"", b"[]", b'{"messageQueueTable":{"x":1}}', b"{"):
             opaque = client.send(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, status)
-            other.reply(other.request(), ResponseCode.SUCCESS, damaged)
+            relayed = other.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
+            other.reply(relayed, ResponseCode.SUCCESS, damaged)
             assert read_json(client.answer(opaque).body) == {"consumerTable": {}}
 
         # The answer cannot come any more.
         opaque = client.send(RequestCode.GET_CONSUMER_RUNNING_INFO, consumer)
-        other.request()
+        other.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
     gone = client.answer(opaque)
     assert (gone.code, "has gone" in (gone.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
 
