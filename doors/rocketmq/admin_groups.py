@@ -262,7 +262,7 @@ class GroupAdminProcessor:
     ) -> dict[int, int]:
         """The offsets to which queues are set: the one that is named, the end, or those of a time."""
         named = fields.integer("offset", -1)
-        if named >= 0:
+        if named >= 0 or not chosen:
             return dict.fromkeys(chosen, named)
         time_ms = fields.integer("timestamp")
         if time_ms < 0:

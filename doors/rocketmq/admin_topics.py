@@ -76,7 +76,8 @@ class TopicAdminProcessor:
     async def _names(
         self, connection: ClientConnection, request: RemotingCommand
     ) -> RemotingCommand:
-        names = sorted(await self._shards.topics())
+        cluster = RequestFields(request).text("cluster", self._shards.name)
+        names = sorted(await self._shards.topics()) if cluster == self._shards.name else []
         body = write_json({"topicList": names}, standard=False)
         return answer(request, ResponseCode.SUCCESS, body=body)
 

@@ -18,7 +18,17 @@ from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
-from .processors import ADMIN, CALL, MEMORY, PULL, RELAY, SEND, ProcessorTable
+from .processors import (
+    ADMIN,
+    CALL,
+    MEMORY,
+    PULL,
+    RELAY,
+    SEND,
+    CodedProcessor,
+    Executor,
+    ProcessorTable,
+)
 from .pull_message import PullMessageProcessor
 from .query_messages import QueryMessageProcessor, RecordReader
 from .remoting_server import RemotingServer
@@ -110,26 +120,26 @@ class RocketMQServer:
         self.table.register(CALL, committed.process, committed.CODES)
         ranges = QueueOffsetProcessor(self._shards)
         self.table.register(CALL, ranges.process, ranges.CODES)
-
-        shards = self._shards.for_tools()
-        records = RecordReader(shards, self.addresses)
-        query = QueryMessageProcessor(shards, records)
-        self.table.register(ADMIN, query.process, query.CODES)
-        topics = TopicAdminProcessor(shards)
-        self.table.register(ADMIN, topics.process, topics.CODES)
-        groups = GroupAdminProcessor(shards, clients, offsets)
-        self.table.register(ADMIN, groups.process, groups.CODES)
-        brokers = ClusterAdminProcessor(shards, self._addresses)
-        self.table.register(ADMIN, brokers.process, brokers.CODES)
-        connected = ClientAdminProcessor(clients)
-        self.table.register(MEMORY, connected.process, connected.CODES)
-        relay = ClientRelayProcessor(clients, records)
-        self.table.register(RELAY, relay.process, relay.CODES)
-        names = NameServerAdminProcessor()
-        self.table.register(MEMORY, names.process, names.CODES)
+        self._register_tools(clients, offsets)
         routes = RouteInfoProcessor(self._shards, self._addresses)
         self.table.register(CALL, routes.process, routes.CODES)
         return self._server.listen(self._host, port, None)
+
+    def _register_tools(self, clients: ClientTable, offsets: OffsetStore) -> None:
+        """What RocketMQ's tools and dashboards ask."""
+        shards = self._shards.for_tools()
+        records = RecordReader(shards, self.addresses)
+        rows: tuple[tuple[Executor, CodedProcessor], ...] = (
+            (ADMIN, QueryMessageProcessor(shards, records)),
+            (ADMIN, TopicAdminProcessor(shards)),
+            (ADMIN, GroupAdminProcessor(shards, clients, offsets)),
+            (ADMIN, ClusterAdminProcessor(shards, self._addresses)),
+            (MEMORY, ClientAdminProcessor(clients)),
+            (MEMORY, NameServerAdminProcessor()),
+            (RELAY, ClientRelayProcessor(clients, records)),
+        )
+        for executor, processor in rows:
+            self.table.register(executor, processor.process, processor.CODES)
 
     def _addresses(self, shard: int) -> dict[int, BrokerAddress]:
         """Broker id -> where to dial."""

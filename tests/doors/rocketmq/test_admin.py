@@ -81,6 +81,9 @@ def test_topics_are_made_listed_and_deleted(client: RemotingClient, shard: Serve
     assert shard.cluster.topics()["made"]["queues"] == 3
     names = asked(client, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)["topicList"]
     assert "made" in names
+    for cluster, expected in (("served", names), ("another", [])):
+        found = asked(client, RequestCode.GET_TOPICS_BY_CLUSTER, cluster=cluster)
+        assert found["topicList"] == expected
     configs = asked(client, RequestCode.GET_ALL_TOPIC_CONFIG)["topicConfigTable"]
     assert (configs["made"]["readQueueNums"], configs["made"]["perm"]) == (3, 6)
 
