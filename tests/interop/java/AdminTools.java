@@ -10,7 +10,10 @@ import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.concurrent.TimeUnit;
@@ -23,6 +26,7 @@ import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.impl.MQClientManager;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -112,9 +116,15 @@ public final class AdminTools {
         List<CompletableFuture<JSONObject>> running = new ArrayList<>();
         for (String[] words : commands) {
             SubCommand command = command(words[0]);
-            running.add(CompletableFuture.supplyAsync(() -> run(command, words), task -> new Thread(task).start()));
-            // The time is the name of a client's instance: no two commands may have the same.
-            Thread.sleep(20);
+            Set<Object> before = clients();
+            CompletableFuture<JSONObject> next =
+                CompletableFuture.supplyAsync(() -> run(command, words), task -> new Thread(task).start());
+            running.add(next);
+            // A command names its client by the time in ms, and fails if another one has the name: one after the other.
+            while (before.containsAll(clients()) && !next.isDone()) {
+                Thread.sleep(1);
+            }
+            Thread.sleep(2);
         }
         JSONArray answers = new JSONArray();
         for (CompletableFuture<JSONObject> each : running) {
@@ -138,12 +148,22 @@ public final class AdminTools {
         return answer;
     }
 
+    private static Object hidden(Class<?> type, String name, Object owner) throws Exception {
+        Field field = type.getDeclaredField(name);
+        field.setAccessible(true);
+        return field.get(owner);
+    }
+
+    /** The names of the clients that run in this process. */
+    private static Set<Object> clients() throws Exception {
+        Object table = hidden(MQClientManager.class, "factoryTable", MQClientManager.getInstance());
+        return new HashSet<>(((Map<?, ?>) table).keySet());
+    }
+
     /** A new object of a command, because some serve once. */
     @SuppressWarnings("unchecked")
     private static SubCommand command(String name) throws Exception {
-        Field field = MQAdminStartup.class.getDeclaredField("SUB_COMMANDS");
-        field.setAccessible(true);
-        List<SubCommand> commands = (List<SubCommand>) field.get(null);
+        List<SubCommand> commands = (List<SubCommand>) hidden(MQAdminStartup.class, "SUB_COMMANDS", null);
         commands.clear();
         MQAdminStartup.initCommand();
         for (SubCommand each : commands) {
