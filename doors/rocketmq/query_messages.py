@@ -26,6 +26,8 @@ from .topology import BrokerAddress, broker_name
 MESSAGES_MAX = 64
 #: bytes of one answer, the newest messages. A client ends the connection for a frame beyond 16 MiB
 ANSWER_BYTES = 12 << 20
+#: what tools since 5.4 may ask for
+_BY_TAG = "T"
 #: of times, in ms
 _TIME_MAX = (1 << 62) - 1
 
@@ -94,6 +96,12 @@ class QueryMessageProcessor:
         self, request: RemotingCommand, fields: RequestFields, shard: int
     ) -> RemotingCommand:
         topic = fields.text("topic")
+        if fields.text("indexType", "") == _BY_TAG or fields.text("lastKey", ""):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                "messages are found by key, the newest ones: for others give an earlier end of the time, not a tag or "
+                "the last key of a page",
+            )
         await self._shards.topic(topic)
         asked = {
             "topic": topic,

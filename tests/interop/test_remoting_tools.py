@@ -214,7 +214,8 @@ def test_the_commands_of_mqadmin_find_messages(served: Any) -> None:
         "queryMsgByOffset -t found -b raymq-1 -i 1 -o 0 -f UTF-8",
         "printMsg -t found",
     )
-    assert rows(by_key) == [[client_id, "1", "0"]]
+    # Newer tools print another column.
+    assert [row[:3] for row in rows(by_key)] == [[client_id, "1", "0"]]
     for shown in (by_client_id, by_offset):
         assert (fact(shown, "Topic"), fact(shown, "Keys")) == ("found", "[thekey]")
         assert (fact(shown, "Queue ID"), fact(shown, "Queue Offset")) == ("1", "0")

@@ -474,6 +474,12 @@ def test_messages_are_found_by_key_and_by_the_id_of_their_client(
     assert bodies(records_of(client.call(RequestCode.QUERY_MESSAGE, unique).body)) == [b"1"]
     missing = client.call(RequestCode.QUERY_MESSAGE, {**fields, "key": "none"})
     assert missing.code == ResponseCode.QUERY_NOT_FOUND
+    # Of what tools since 5.4 ask, that which cannot be answered is refused.
+    known = client.call(RequestCode.QUERY_MESSAGE, {**fields, "key": "k0", "indexType": "K"})
+    assert len(records_of(known.body)) == 2
+    for more in ({"indexType": "T"}, {"lastKey": "k0"}):
+        refused = client.call(RequestCode.QUERY_MESSAGE, {**fields, "key": "k0", **more})
+        assert refused.code == ResponseCode.SYSTEM_ERROR
 
 
 def test_a_message_is_shown_by_its_place_in_the_log(client: RemotingClient, topic: str) -> None:
