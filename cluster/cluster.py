@@ -892,6 +892,78 @@ class Cluster(ClusterHandle):
 
         return add_shards(self, count, nodes=nodes, timeout_s=timeout_s, progress=progress)
 
+    def enable_door(
+        self,
+        protocol: Literal["rocketmq"],
+        *,
+        port: int | None = None,
+        access: Literal["key", "open"] | None = None,
+        timeout_s: float = 60.0,
+        progress: Progress | None = None,
+    ) -> None:
+        """Serve the clients of another system, as `start(rocketmq=...)` does. Nothing else changes meanwhile.
+
+        A cluster that serves them already gets the options that are given; its clients connect again then.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect("raymq-data") as cluster:
+                cluster.enable_door("rocketmq", port=29876)
+                print(cluster.doors()["rocketmq"][0]["node_port"])
+            ```
+
+        Args:
+            protocol: "rocketmq".
+            port: of each node, for name server requests. None (default): that of before, at first 9876.
+            access: "key": clients sign each request. "open": they need not, only on 127.0.0.1. None (default): as
+                before, at first "key".
+            timeout_s: seconds until a server must work beside each replica; 60 by default.
+            progress: called with one line of text at a time; None (default) logs the lines.
+
+        Durable: at return, for later starts, too.
+
+        Raises:
+            Rejected: an option is wrong, the port is taken, or orjson is missing. Nothing was changed.
+            Unavailable: the cluster does not run, or not every server works in time. They go on trying.
+        """
+        from .operations.doors import enable_door
+
+        enable_door(
+            self, protocol, port=port, access=access, timeout_s=timeout_s, progress=progress
+        )
+
+    def disable_door(
+        self, protocol: Literal["rocketmq"], *, progress: Progress | None = None
+    ) -> None:
+        """Serve the clients of another system no more. What they stored stays.
+
+        Raises: Rejected for an unknown protocol; Unavailable when the cluster does not run.
+        """
+        from .operations.doors import disable_door
+
+        disable_door(self, protocol, progress=progress)
+
+    def doors(self) -> dict[str, list[dict[str, Any]]]:
+        """The servers for clients of other systems that have said where they listen within 30 s.
+
+        Returns: {protocol: [{"shard", "replica", "address", "node_port", "pid", "leads"}...]}, by shard and replica.
+        `node_port` is the port of its node for name server requests, or None when another server of the node has it.
+        Raises: Unavailable when a shard does not answer.
+        """
+        found: dict[str, list[dict[str, Any]]] = {}
+        for shard in range(self.shards):
+            answer = self.call(shard, "doors", {})
+            for protocol, replicas in answer["doors"].items():
+                for replica, facts in replicas.items():
+                    host, port = facts["address"]
+                    row = {"shard": shard, "replica": int(replica), "address": f"{host}:{port}"}
+                    leads = int(replica) == answer["leader"]
+                    row |= {"node_port": facts["node_port"], "pid": facts["pid"], "leads": leads}
+                    found.setdefault(protocol, []).append(row)
+        return found
+
     def drain_node(
         self, node: str, *, timeout_s: float = 120.0, progress: Progress | None = None
     ) -> DrainReport:

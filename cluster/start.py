@@ -13,8 +13,10 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from raymq.actors.protocol import tls
+from raymq.actors.ray.actor_spec import RocketMQAccess
 from raymq.actors.ray.process_setup import check_log_level
 from raymq.actors.shared import memory_order
+from raymq.client.arguments import check_number
 from raymq.store.base.errors import RayMQError, Rejected, Unavailable
 from raymq.store.base.files import Files
 from raymq.store.config.promise import Flush
@@ -23,7 +25,7 @@ from raymq.store.config.store_config import WHILE_RUNNING
 from .cluster import Cluster
 from .connect import known_ca, local_handle
 from .controller import controller_actor
-from .deploy import actor_set, owned_ray, ray_host, ray_release, run_sweep
+from .deploy import actor_end, actor_set, door_set, owned_ray, ray_host, ray_release, run_sweep
 from .deploy.ray_host import Progress, RayTarget
 from .deploy.resolve import save_endpoints
 from .deploy.start_checks import check_addresses, check_own_ray, check_pools
@@ -54,6 +56,8 @@ class StartPlan(NamedTuple):
     running: dict[str, Any]
 
 
+#: how long a start waits for the servers for foreign clients, without which the shards serve
+DOORS_S = 30.0
 #: what the shards get after a new Ray has started, however late that was
 SHARDS_S = 30.0
 
@@ -75,6 +79,8 @@ def start(
     segment_size_bytes: int | None = None,
     host: str | None = None,
     insecure: bool = False,
+    rocketmq: bool | int | None = None,
+    rocketmq_access: RocketMQAccess | None = None,
     nodes: Sequence[str] | None = None,
     timeout_s: float = 180.0,
     progress: Progress | None = None,
@@ -131,6 +137,12 @@ def start(
         insecure: accept that other machines can reach an unencrypted port, where they can read the token and every
             message. RAY_USE_TLS=1 encrypts it. With a Ray before 2.52, which has no token, accept also that they can
             run code in a Ray that this call starts. False by default.
+        rocketmq: serve RocketMQ's own clients, too: True at port 9876 of each node, where they look for a name server,
+            or at the port that is given. False: do so no more. Default: as at the last start, at first False. Each
+            replica gets one more process, 90 MB. It needs the extra `raymq[rocketmq]`. See
+            docs/guides/from-rocketmq.md.
+        rocketmq_access: "key": these clients sign each request with AccessKey `raymq` and the cluster's token as
+            SecretKey. "open": they need not, only with host 127.0.0.1. Default: as at the last start, at first "key".
         nodes: values of the node label `raymq-node` over which the shards are spread, each follower on another node
             than its leader. `data_dir` is then a path on each node. None (default): everything on this machine.
         timeout_s: seconds for the whole start, which may find, start or replace a Ray, and recovers every shard. 180
@@ -167,6 +179,7 @@ def start(
         file_reserved_hours=file_reserved_hours,
         producer_expiry_hours=producer_expiry_hours,
         catch_up_bytes_per_s=catch_up_bytes_per_s,
+        rocketmq_access=rocketmq_access,
         config=config,
     )
 
@@ -177,6 +190,7 @@ def start(
     # A directory that was declared ephemeral once stays ephemeral.
     earlier = cluster_record.load_record(paths, files)
     ephemeral = ephemeral or (earlier is not None and earlier.ephemeral)
+    wanted = replace(wanted, rocketmq_port=_rocketmq_port(rocketmq, earlier))
     prepare_data_dir(paths.data_dir, ephemeral=ephemeral, files=files)
 
     with directory_lock(paths, files):
@@ -211,6 +225,11 @@ class _Start(DirectoryCall):
                 self.report(cluster_record.protection(record.replicas, None))
             for line in check_addresses(ray, record, first=first):
                 self.warn(line)
+            door_set.check(ray, record, before=stored)
+            if stored is not None and stored.door_options != record.door_options:
+                # Servers that run keep their options.
+                for_good = record.rocketmq_port is None
+                actor_end.end_doors(ray, stored, clock=self.clock, for_good=for_good)
             if first:
                 self.save(record)
 
@@ -230,6 +249,14 @@ class _Start(DirectoryCall):
                 warn=self.warn,
             )
             controller_actor.make(ray, record, paths, clock=self.clock, warn=self.warn)
+            door_set.await_doors(
+                ray,
+                record,
+                clock=self.clock,
+                timeout_s=min(self.left_s, DOORS_S),
+                progress=self.report,
+                warn=self.warn,
+            )
 
         if record.placement is not None:
             save_endpoints(paths, endpoints, files)
@@ -355,6 +382,18 @@ class _Start(DirectoryCall):
         # A Ray that started slowly leaves the shards some time.
         self.extend_deadline(min(self.timeout_s, SHARDS_S))
         return RayTarget(address=owned.address, owned=owned)
+
+
+def _rocketmq_port(wanted: bool | int | None, earlier: ClusterRecord | None) -> int | None:
+    """The port of the servers for RocketMQ's clients, as `StartOptions` has it."""
+    if wanted is True:
+        known = None if earlier is None else earlier.rocketmq_port
+        return known or cluster_record.ROCKETMQ_PORT
+    if wanted is False:
+        return cluster_record.NO_PORT
+    if wanted is not None:
+        check_number("rocketmq", wanted, 1, tls.PORT_MAX)
+    return wanted
 
 
 def plan_start(

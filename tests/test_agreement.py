@@ -43,8 +43,8 @@ from raymq.cluster.cli.put_back import _FIELDS, of_line
 from raymq.cluster.cli.status_text import _SERVICES
 from raymq.cluster.deploy import owned_ray, ray_release
 from raymq.cluster.deploy.actor_set import specs
-from raymq.cluster.deploy.actor_states import CLOSING_RANK
-from raymq.cluster.record.cluster_record import ClusterRecord
+from raymq.cluster.deploy.actor_states import CLOSING_RANK, DOOR_ROLES
+from raymq.cluster.record.cluster_record import ROCKETMQ_PORT, ClusterRecord
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.spark.format_lookup import OLDEST_PYSPARK
 from raymq.store.base import errors
@@ -505,7 +505,9 @@ def test_the_table_of_ports_has_a_row_for_each_port_that_a_start_opens() -> None
     )
     rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|", table, re.MULTILINE))
     autoscaler = "Ray's autoscaler and dashboard: metrics"
-    assert set(rows) == {"CommitLog of each replica: Arrow Flight", autoscaler, *PORTS}
+    doors = "with `--rocketmq`, the server beside each replica"
+    assert set(rows) == {"CommitLog of each replica: Arrow Flight", doors, autoscaler, *PORTS}
+    assert str(ROCKETMQ_PORT) in rows[doors]
     assert rows["Ray's raylet: node manager, object manager"] == "two"
     assert rows["Ray's runtime env agent, dashboard agent (gRPC, HTTP, metrics)"] == "four"
     for port in (AUTOSCALER_METRIC_PORT, DASHBOARD_METRIC_PORT):
@@ -528,9 +530,10 @@ def test_the_records_of_all_roles_fit_into_the_control_block() -> None:
 
 
 def test_every_role_is_closed_shown_and_explained() -> None:
-    assert set(CLOSING_RANK) == {control_block.COMMIT_LOG, *ROLES}
+    processes = {control_block.COMMIT_LOG, *ROLES, *DOOR_ROLES}
+    assert set(CLOSING_RANK) == processes
     assert set(_SERVICES) == set(ROLES)
-    assert set(table_keys("docs/operating.md", "What runs")) == {control_block.COMMIT_LOG, *ROLES}
+    assert set(table_keys("docs/operating.md", "What runs")) == processes
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     for service in _SERVICES.values():
         assert re.search(rf"^\| {service} ", design, re.MULTILINE), service

@@ -130,14 +130,14 @@ def check_producer_ids(producer_ids: object) -> list[int]:
     return [check_integer("producer_ids", each, 0, PRODUCER_MAX) for each in producer_ids]
 
 
-def check_attributes(attributes: Any) -> dict[str, str] | None:
-    """The attributes of a new topic. Raises: Rejected unless they map text to text."""
+def check_attributes(attributes: Any, field: str = "attributes") -> dict[str, str] | None:
+    """The attributes of a new topic, or other names and values. Raises: Rejected unless they map text to text."""
     if attributes is None:
         return None
     texts = [*attributes, *attributes.values()] if type(attributes) is dict else [None]
     if not all(type(text) is str for text in texts):
         advice = "give names and values, both text"
-        raise wrong_value("attributes", attributes, advice, "{name: value}")
+        raise wrong_value(field, attributes, advice, "{name: value}")
     checked: dict[str, str] = attributes
     return checked
 

@@ -4,6 +4,7 @@ leader          the role: takes puts, answers clients
 appender        appends the puts of many threads in groups
 put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages
+transactions    half messages: those that are open, and those that are given up
 group_service   runs the consumer groups that this shard coordinates
 queue_claims    claims on the queues of this shard, and offsets of groups
 group_records   what their records have in common

@@ -48,6 +48,7 @@ from .leader_report import LeaderReport
 from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
 from .queue_claims import QueueClaims
+from .transactions import Transactions
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -124,6 +125,14 @@ class Leader(ReplicaRole):
         self.claims = QueueClaims(self)
         #: the consumer groups that this shard coordinates
         self.groups = GroupService(self, parts.clock, self.claims)
+        #: the half messages of this shard
+        self.transactions = Transactions(
+            parts,
+            check_serving=self.check_serving,
+            await_promise=self.await_promise,
+            await_dispatch=self.await_dispatch,
+            publish=self.publish,
+        )
         self.acks = PutAcks(parts, rows, self.counters, self._dispatcher.wake, latency=latency)
         self.appender = Appender(self._append, self.acks.report_appended)
         self.report = LeaderReport(
@@ -169,6 +178,7 @@ class Leader(ReplicaRole):
     def upkeep(self) -> None:
         """See `ReplicaRole.upkeep`."""
         self._disk_losses.step()
+        self.transactions.step()
 
     def loops(self) -> dict[str, Body]:
         """See `ReplicaRole.loops`."""

@@ -51,6 +51,10 @@ A shard that is being added does not answer those that are about all shards: des
     leader()                                                        {replica, epoch, endpoint}, as far as known
     routes()                                                        {shard: endpoint of its leader}
     replicas()                                                      {shard: {replica: endpoint}}
+    set_door(protocol, replica, address, node_port, pid)            {}; a server for foreign clients listens there, or
+                                                                      nowhere; a replica's records name its own
+    doors()                                                         {leader: replica, as far as known, doors:
+                                                                      {protocol: {replica: {address, node_port, pid}}}}
     topics()                                                        {topic: {queues, shards, compacted?, schema?,
                                                                       allow_null_values?, former_queues?,
                                                                       all_queues?, generation?}}
@@ -85,6 +89,14 @@ A shard that is being added does not answer those that are about all shards: des
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level)          {topic}
     cancel_timer(offset)                                            {cancelled}; offset: in the timer topic
+    prepare_half(topic, queue_id, group, body, properties, born_time_ms, flag, sys_flag, born_host)  {offset,
+                                                                      physical_offset, transaction_id, message_id,
+                                                                      topic, queue_id, is_repeated}; body: in base64,
+                                                                      born_host: 1.2.3.4:5
+    end_half(offset, group, decision, physical_offset)              {outcome, is_repeated, topic, queue_id}; decision:
+                                                                      commit, rollback, unknown
+    halves_to_check(groups, max_records)                            {halves: [{offset, checks, record in base64}],
+                                                                      next_ms}
     find_coordinator(group)                                         {shard}; shard 0 answers
     groups()                                                        {coordinated: {group: members}, paused,
                                                                       with_offsets}

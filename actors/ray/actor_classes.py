@@ -18,6 +18,7 @@ Every actor gets one dict of plain values, the spec, because Ray gives it to eac
     placement, ephemeral                   node labels of all replicas; whether the directory may be a volatile one
     formed, joining                        whether the shard has served once; whether it was added and may lack topics
     data_dir, cluster_dir                  directory of the replica; directory of the cluster
+    rocketmq_port, rocketmq_access         of the servers for RocketMQ's clients
     peers                                  replica -> [directory, actor name] of the shard's other replicas
     prepare                                "module:name" of a function in cluster/, which actors/ must not import
 """
@@ -56,6 +57,7 @@ from .replica_files import (
     endpoint_of,
     generation_of,
     old_port,
+    read_door,
     read_json,
     read_last_end,
     resolve_ip,
@@ -225,7 +227,9 @@ class CommitLogActor:
         is_first = is_first and not self._has_begun_again
         store_ip = resolve_ip(address.advertised)
         port = old_port(root, address.bind)
-        host = self._make_host(root, is_first=is_first, store_host=(store_ip, port))
+        # What RocketMQ's clients dial to look a message up by its id.
+        door = read_door(root, "rocketmq")
+        host = self._make_host(root, is_first=is_first, store_host=door or (store_ip, port))
 
         with contextlib.ExitStack() as undo:
             undo.callback(host.close, 0.0)
@@ -239,7 +243,7 @@ class CommitLogActor:
                 token=spec["token"],
                 tls=spec["tls"],
                 # No put comes before the records can name the port.
-                on_bound=lambda port: host.set_store_host(store_ip, port),
+                on_bound=lambda port: host.set_store_host(*(door or (store_ip, port))),
             )
             undo.callback(server.close)
 

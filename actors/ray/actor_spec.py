@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from raymq.store.config.promise import Flush
+
+#: "key": RocketMQ's clients sign their requests. "open": they need not
+RocketMQAccess = Literal["key", "open"]
 
 
 class ActorSpec(TypedDict):
@@ -51,6 +54,9 @@ class ActorSpec(TypedDict):
     data_dir: str
     #: replica -> its data directory and the name of its CommitLog, of the others of the shard
     peers: dict[int, list[str]]
+    #: the port of a node for name server requests of RocketMQ's clients, whose servers are actors, too; None: none are
+    rocketmq_port: int | None
+    rocketmq_access: RocketMQAccess
     #: the label of the node on which the actor stays; None: this machine
     node: str | None
     #: how often this replica was replaced, and by replica for all of the shard

@@ -181,6 +181,23 @@ def write_endpoint(root: Path, host: str, port: int, *, tls: bool) -> None:
     write_json(root, "endpoint", {"host": host, "port": port, "tls": tls})
 
 
+def write_door(root: Path, protocol: str, host: str, port: int) -> None:
+    """Note where the replica's server for clients of a protocol listens. Raises: OSError."""
+    write_json(root, f"door-{protocol}", {"host": host, "port": port})
+
+
+def read_door(root: Path, protocol: str) -> tuple[str, int] | None:
+    """Where the replica's server for clients of a protocol listens, or listened last; None: it has had none."""
+    value = read_json(root, f"door-{protocol}")
+    return (str(value["host"]), int(value["port"])) if isinstance(value, dict) else None
+
+
+def forget_door(root: Path, protocol: str) -> None:
+    """The replica has no server for clients of a protocol any more."""
+    with contextlib.suppress(FileNotFoundError):
+        Files().unlink(root / "raymq" / f"door-{protocol}")
+
+
 def endpoint_of(host: str, port: int, *, tls: bool) -> str:
     return f"{'tls://' if tls else ''}{host}:{int(port)}"
 

@@ -9,6 +9,7 @@ peers               the other replicas, as elections reach them
 election_peers      carries messages of elections to the other replicas
 callable_peers      finds out which other replicas can be called
 addresses           where shards and replicas listen, as far as the replica knows
+doors               where servers for foreign clients listen, as far as the replica knows
 log_copier          copies what the log lacks from a replica that cannot lead
 log_repair          mends damaged bytes of the log with those of other replicas
 log_guard           orders changes of a followed log, and pauses the satellites for them

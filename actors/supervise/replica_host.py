@@ -29,6 +29,7 @@ from raymq.store.state.topics import QueueKey
 
 from .addresses import ClusterAddresses
 from .dispatcher import Dispatcher
+from .doors import Doors
 from .election_loop import ElectionLoop, make_elections
 from .elections import Elections
 from .led_epoch import LedEpoch
@@ -437,7 +438,9 @@ class ReplicaHost:
     def _start_threads(self, undo: contextlib.ExitStack) -> None:
         self.repair = self._make_repair()
         self.report = ReplicaStatus(self.parts, self.roles, self._peers, self.repair)
-        self._scope = ReplicaScope(self.parts, self.roles, self.report, self.addresses)
+        self._scope = ReplicaScope(
+            self.parts, self.roles, self.report, self.addresses, Doors(self.clock)
+        )
         self._threads = make_threads(self._service_loops())
         undo.callback(self._end_threads)
         if self._peers is not None:

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from raymq.actors.api.call_arguments import check_integer, check_known, check_name, wrong_value
-from raymq.actors.api.operations import integer, operation
+from raymq.actors.api.operations import Argument, integer, operation
 from raymq.actors.protocol.log_units import pack_sound_bytes
+from raymq.actors.shared.control_block import REPLICAS_MAX
 from raymq.replication.wire import PROBE_LIMIT
 from raymq.store.base.errors import Unavailable
+from raymq.store.base.format import pack_host
 from raymq.store.config.store_config import IN_CLUSTER
 from raymq.store.log.mending.sound_bytes import find_match, read_sound_bytes
 from raymq.store.put.option_records import option_facts
 
 from .addresses import ClusterAddresses
+from .doors import PROTOCOLS, Doors, HostPort
 from .replica_parts import ReplicaParts
 from .replica_status import ReplicaStatus
 from .roles import Roles
@@ -32,6 +35,7 @@ class ReplicaScope(NamedTuple):
     roles: Roles
     report: ReplicaStatus
     addresses: ClusterAddresses
+    doors: Doors
 
 
 def call_replica(scope: ReplicaScope, op: str, args: Mapping[str, object]) -> dict[str, object]:
@@ -56,8 +60,8 @@ def describe(replica: ReplicaScope) -> dict[str, Any]:
 
 
 def status(replica: ReplicaScope) -> dict[str, Any]:
-    """See `ReplicaStatus.as_json`."""
-    return replica.report.as_json()
+    """See `ReplicaStatus.as_json`, and `Doors.known`."""
+    return {**replica.report.as_json(), "doors": replica.doors.known()}
 
 
 def leader(replica: ReplicaScope) -> dict[str, object]:
@@ -73,6 +77,32 @@ def routes(replica: ReplicaScope) -> dict[str, object]:
 def replicas(replica: ReplicaScope) -> dict[str, object]:
     """See `ClusterAddresses.replicas`."""
     return replica.addresses.replicas()
+
+
+def set_door(
+    scope: ReplicaScope,
+    protocol: str,
+    replica: int,
+    address: HostPort | None = None,
+    node_port: int | None = None,
+    pid: int | None = None,
+) -> dict[str, object]:
+    """Take note of the door of a replica of this shard. Records of this replica name its own door's address.
+
+    Args: `address`: where it listens; None: it has ended.
+    """
+    if address is None:
+        scope.doors.forget(protocol, replica)
+        return {}
+    scope.doors.note(protocol, replica, address, node_port=node_port, pid=pid)
+    if replica == scope.parts.options.replica_id:
+        scope.parts.log.store_host = address
+    return {}
+
+
+def doors(replica: ReplicaScope) -> dict[str, Any]:
+    """The servers of this shard, see `Doors.known`, and the replica that leads, as far as this one knows."""
+    return {"leader": replica.parts.election_loop.leader_id, "doors": replica.doors.known()}
 
 
 def topics(replica: ReplicaScope) -> dict[str, object]:
@@ -149,6 +179,24 @@ def _frame(field: str, value: object) -> bytes:
         raise wrong_value(field, value, "give bytes as hexadecimal text", "hexadecimal") from None
 
 
+def _protocol(field: str, value: object) -> str:
+    """The name of a protocol that has a server. Raises: Rejected for another one."""
+    if value not in PROTOCOLS:
+        known = ", ".join(PROTOCOLS)
+        raise wrong_value(field, value, f"use {known}", known)
+    return str(value)
+
+
+def _address(field: str, value: object) -> HostPort:
+    """An IP address and a port, of [address, port]. Raises: Rejected."""
+    advice, limit = "give a list of an IP address and a port", "[address, port]"
+    if type(value) is not list or len(value) != 2 or type(value[0]) is not str:
+        raise wrong_value(field, value, advice, limit)
+    host, port = value
+    pack_host(host, check_integer(field, port, 1, 65_535))
+    return host, port
+
+
 def _endpoints(field: str, value: object) -> dict[int, str]:
     """replica -> endpoint. JSON has the replicas as text. Raises: Rejected."""
     advice, limit = "give replicas with their endpoints", "{replica: endpoint}"
@@ -184,6 +232,15 @@ OPERATIONS = {
     "leader": operation(leader),
     "routes": operation(routes),
     "replicas": operation(replicas),
+    "set_door": operation(
+        set_door,
+        protocol=_protocol,
+        replica=integer(0, REPLICAS_MAX - 1),
+        address=Argument(_address, is_optional=True),
+        node_port=Argument(integer(1, 65_535), is_optional=True),
+        pid=Argument(integer(1), is_optional=True),
+    ),
+    "doors": operation(doors),
     "topics": operation(topics),
     "config": operation(config),
     "check_record": operation(check_record, topic=check_name, queue_id=integer(), offset=integer()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ TIME_MAX_MS = 2**63 - 1
 RECORDS_MAX = 1024
 #: messages of a queue that are read at a time
 READ_RECORDS, READ_BYTES = 1024, 4 << 20
-#: how long a shard is asked for an id that another one has
+#: how long a shard is asked for what another one has, too
 OTHERS_TIMEOUT_S = 2.0
 #: how long one message is waited for
 READ_TIMEOUT_S = 30.0
@@ -209,7 +209,11 @@ def _check_key(field: str, key: str) -> None:
 
 def _route_of(cluster: ClusterHandle, topic: str) -> TopicRoute:
     """The queues of a topic. Raises: Rejected when it does not exist."""
-    route = Routes.of(cluster).topics.find(topic)
+    topics = Routes.of(cluster).topics
+    # Over the handle's own connection: another one would take longer than the query. `find` asks the other shards.
+    with suppress(Unavailable, DeliveryUnknown):
+        topics.note(cluster.call(0, "topics", {}, timeout_s=OTHERS_TIMEOUT_S))
+    route = topics.find(topic)
     # The handle may be older than some shards.
     cluster.learn_shards(1 + max(route.shards))
     return route

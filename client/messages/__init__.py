@@ -4,6 +4,7 @@ fields           the table of a message's fields: types, places, columns, JSON, 
 message          messages to send, and receipts
 record_head      flag, sysFlag, born host, delay level and WAIT of a message
 received         received messages, decoded when a field is first read
+compressed_body  bodies that clients of RocketMQ have compressed
 columns          from columns to batches, and from raw records to columns
 keys             keys in the properties of a record
 codecs           values as bodies: bytes, json, msgpack, arrow-ipc

@@ -7,15 +7,14 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raymq.store.base.errors import Rejected
-from raymq.store.base.format import SYS_OF_SENDER
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.properties import TAGS
 from raymq.store.records.property_columns import PropertyColumns
 from raymq.store.records.small_batch import PUT_SCHEMA, put_schema
 
+from .compressed_body import inflate_column
 from .fields import FIELDS, message_schema, sent_columns
 from .keys import as_binary, key_properties, keys_of
 from .property_rows import encode_rows, joined_properties
@@ -118,6 +117,11 @@ class FetchedRows:
         """The properties of all rows."""
         return PropertyColumns(self._decoded.column("properties"))
 
+    @cached_property
+    def _sent(self) -> tuple[pa.Array, pa.Array]:
+        """The body and the sysFlag of all rows, as their senders' programs have given them."""
+        return inflate_column(self._decoded.column("body"), self._decoded.column("sys_flag"))
+
     def column(self, name: str) -> pa.Array:
         """A column of MESSAGE_SCHEMA."""
         if name == "shard":
@@ -127,9 +131,9 @@ class FetchedRows:
         if name == "tag":
             return self.properties.value(TAGS).cast(pa.string())
         if name == "sys_flag":
-            return pc.bit_wise_and(self._decoded.column(name), pa.scalar(SYS_OF_SENDER, pa.int32()))
+            return self._sent[1]
         if name == "body":
-            return with_nulls(self._decoded.column("body"), self.properties)
+            return with_nulls(self._sent[0], self.properties)
         # One that a record has as it is.
         return self._decoded.column(_STORED_AS[name][0])
 

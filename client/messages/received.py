@@ -16,6 +16,7 @@ from raymq.store.base import format as fmt
 from raymq.store.records.properties import TAGS
 from raymq.store.records.properties import decode as decode_properties
 
+from .compressed_body import inflate_or_keep
 from .fields import INDEX_KEYS, NULL_VALUE
 from .keys import key_of
 from .message import INDEX_KEY_SEPARATOR, SYSTEM_PROPERTIES, Message
@@ -84,7 +85,10 @@ def _decode_record(values: dict[str, Any]) -> None:
     ) = fields
 
     topic_at = header.size + size
-    values["body"] = record[header.size : topic_at]
+    body = record[header.size : topic_at]
+    if bits & fmt.SYS_COMPRESSED:
+        body, bits = inflate_or_keep(body, bits)
+    values["body"] = body
     if magic == fmt.MAGIC_V1:
         topic_bytes, topic_at = record[topic_at], topic_at + 1
     else:

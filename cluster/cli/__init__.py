@@ -4,6 +4,7 @@ main              the parser and the exit codes
 grammar           every command with its options and their help, as a table
 commands          commands on a cluster and this machine
 shard_commands    `raymq shard ...`
+door_commands     `raymq door ...`
 config_commands   `raymq config ...`
 group_commands    `raymq group ...`
 message_commands  `raymq produce` and `raymq consume`

@@ -11,8 +11,8 @@ A line that begins with a dot is printed after the options.
     --name>field VALUE  the command finds the value as `field`
 
 Braces after a value say more of it: `>=4` is a whole number of at least 4 (`N` alone: at least 1), and there are
-`decimal`, `pause` (of `--watch`), `labels`, `time`, `start` and `stop` (offsets), `repeated`, `several` (words),
-`required` and `default 4`. A default that the help does not name is added to it.
+`decimal`, `pause` (of `--watch`), `rocketmq` (a port, or off), `labels`, `time`, `start` and `stop` (offsets),
+`repeated`, `several` (words), `required` and `default 4`. A default that the help does not name is added to it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from raymq.store.config.promise import ACKS, FLUSHES
 from . import (
     commands,
     config_commands,
+    door_commands,
     group_commands,
     message_commands,
     query_commands,
@@ -53,6 +54,9 @@ RUNS: dict[str, RunCommand] = {
     "shard recover": shard_commands.shard_recover,
     "shard restart-all": shard_commands.RESTART_ALL,
     "shard drain-node": shard_commands.DRAIN_NODE,
+    "door list": door_commands.LIST,
+    "door enable": door_commands.ENABLE,
+    "door disable": door_commands.DISABLE,
     "config list": config_commands.config_list,
     "config get": config_commands.config_get,
     "config set": config_commands.config_set,
@@ -173,6 +177,10 @@ start  create or resume the cluster of a data directory
         (first start only; default: this machine)
     --host HOST  address that the shards listen on (default: 127.0.0.1; with --nodes each node's own)
     --insecure  allow an unencrypted --host that other machines reach
+    --rocketmq [PORT]{rocketmq}  serve RocketMQ's own clients, with this port of each node for name server requests,
+        9876 without one; off: do so no more (default: as at the last start, at first off)
+    --rocketmq-access key|open  key: these clients sign requests with AccessKey raymq and the token as SecretKey;
+        open: they need not, on 127.0.0.1 alone (default: as at the last start, at first key)
     --timeout-s N{default 180}  seconds that the whole start may take
 stop  end a cluster (and Ray, if start started it); data stays
     @json
@@ -226,6 +234,18 @@ shard drain-node  = drain_node
     @json @cluster
     node NODE  the node, as its label `raymq-node`
     --timeout-s N{default 120}  seconds until the node must lead nothing
+door *  servers for clients of other systems
+door list  where they listen
+    @json @cluster
+door enable  = enable_door
+    @json @cluster
+    protocol PROTOCOL  the clients that are served: rocketmq
+    --port N  the port of each node for name server requests of clients (default: that of before, at first 9876)
+    --access key|open  as --rocketmq-access of `raymq start` (default: as before, at first key)
+    --timeout-s N{default 60}  seconds until a server must work beside each replica
+door disable  = disable_door
+    @json @cluster
+    protocol PROTOCOL  the clients that are served no more: rocketmq
 config *  options of the stores: their values, and changes while the cluster runs
 config list  every option, its value, its default, and the last change
     @json @cluster
@@ -545,6 +565,13 @@ def _start(text: str) -> str | int | datetime:
         return time_of(text)
 
 
+def _rocketmq(text: str) -> int | bool:
+    """A port; True: the usual one; False: off."""
+    if text in ("-", "off"):
+        return text == "-"
+    return _count(1)(text)
+
+
 def _pause_s(text: str) -> float:
     if text == "-":
         return group_commands.WATCH_S
@@ -561,6 +588,7 @@ _CHOICES = {"FLUSHES": tuple(FLUSHES), "ACKS": tuple(ACKS)}
 _TYPES: dict[str, Callable[[str], Any]] = {
     "decimal": float,
     "pause": _pause_s,
+    "rocketmq": _rocketmq,
     "labels": lambda text: text.split(","),
     "time": time_of,
     "start": _start,

@@ -41,6 +41,7 @@ def status_lines(
     for shard in shards:
         yield from _shard(shard, verbose)
 
+    yield from _doors(shards)
     yield _line("topics", "unknown" if topics is None else str(len(topics)))
     yield _line("messages", _messages(metrics) if complete else "unknown")
     yield _line("disk", _disk(metrics))
@@ -133,6 +134,20 @@ def _positions(shard: StatusFacts, leases: Mapping[str, Any]) -> Iterator[str]:
             starts = f"{lease['grants']} start{'' if lease['grants'] == 1 else 's'}"
             name = _SERVICES.get(role, role)
             yield f"{_INDENT}{name}: at {lease['position']} bytes, pid {lease['pid']}, {starts}"
+
+
+def _doors(shards: list[StatusFacts]) -> Iterator[str]:
+    """A line for each protocol whose clients are served."""
+    protocols = sorted({each for shard in shards for each in shard.get("doors", {})})
+    for protocol in protocols:
+        found = [
+            facts for shard in shards for facts in shard.get("doors", {}).get(protocol, {}).values()
+        ]
+        nodes = sorted(
+            {f"{each['address'][0]}:{each['node_port']}" for each in found if each["node_port"]}
+        )
+        where = f"name server {', '.join(nodes)}" if nodes else "no name server port"
+        yield _line(protocol, f"{where}, {len(found)} server(s)")
 
 
 def _messages(metrics: list[StatusFacts]) -> str:

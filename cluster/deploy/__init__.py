@@ -9,6 +9,8 @@ start_checks     what a start or an operation checks of a record
 ray_client       clusters reached through ray://
 actor_set        the actors of one cluster: created, waited for
 actor_states     those that run, and what their CommitLogs say
+door_set         servers for foreign clients: what they need, and whether they serve
+rocketmq_door    the actor of a server for RocketMQ's clients
 actor_end        the order in which they are closed and ended
 node_labels      the nodes of a Ray by their labels
 prepare_replica  what a replica does on its node before it opens its store

@@ -24,6 +24,7 @@ from raymq.store.base.errors import RayMQError, Unavailable
 from . import node_labels
 from .actor_states import (
     CLOSING_RANK,
+    DOOR_ROLES,
     LOOKUP_TIMEOUT_S,
     Member,
     actor_names,
@@ -36,6 +37,8 @@ from .actor_states import (
 
 logger = logging.getLogger("raymq")
 
+#: how long a door may take to send its clients away
+DOOR_CLOSE_S = 5.0
 #: how a stop says that it killed a satellite whose CommitLog did not close. The next start recovers the log
 WITHOUT_COMMIT_LOG = "its CommitLog did not close; ended"
 
@@ -50,6 +53,25 @@ def end_replica(
     keys = [key for key in all_actor_keys(record) if key[:2] == (shard, replica)]
     members = find(ray, record.name, keys)
     for member in members:
+        ray.kill(member.handle, no_restart=True)
+    _wait_gone(ray, record.name, members, clock)
+
+
+def end_doors(
+    ray: ModuleType, record: ClusterRecord, *, clock: Clock, for_good: bool = False
+) -> None:
+    """End the servers for foreign clients, and wait until Ray has forgotten them.
+
+    Args: `for_good`: the cluster has none from now on. Raises: Unavailable when Ray does not end one.
+    """
+    keys = [key for key in all_actor_keys(record) if key[2] in DOOR_ROLES]
+    members = find(ray, record.name, keys)
+    calls = [member.handle.close.remote(DOOR_CLOSE_S / 2, for_good=for_good) for member in members]
+    deadline_s = clock.monotonic() + DOOR_CLOSE_S
+    for member, call in zip(members, calls, strict=True):
+        outcome = _outcome(ray, call, clock, deadline_s)
+        if outcome != "closed":
+            logger.warning("%s: %s", member.name, outcome)
         ray.kill(member.handle, no_restart=True)
     _wait_gone(ray, record.name, members, clock)
 
@@ -84,10 +106,10 @@ def close(
 ) -> dict[str, str]:
     """Close every actor in order, end it, and wait until Ray has forgotten it.
 
-    The caller has ended the controller, which would make them again. First come leaders: they answer waiting calls and
-    sync the rest of the log, for which the satellites must still run and followers must answer. Then followers, then
-    satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a new one at once,
-    and is refused only when the shards have ended.
+    The caller has ended the controller, which would make them again. First come doors, then leaders: they answer
+    waiting calls and sync the rest of the log, for which the satellites must still run and followers must answer. Then
+    followers, then satellites. Coordinators of durable queues come last and lose nothing. A waiting getter asks for a
+    new one at once, and is refused only when the shards have ended.
 
     Args: `timeout_s`: how long the orderly close of all CommitLogs may take, of which leaders leave half to followers.
     Returns: actor name -> "closed" or why it was ended without an orderly close.
@@ -109,13 +131,16 @@ def close(
         # Leaders that hang leave time to followers, which would otherwise be ended without a try.
         wave_s = max(0.0, deadline_s - clock.monotonic()) / max(1, waves_left)
         wave_deadline_s = clock.monotonic() + wave_s
-        waves_left -= 1
+        if wave[0].role in DOOR_ROLES:
+            wave_s, wave_deadline_s = DOOR_CLOSE_S, clock.monotonic() + DOOR_CLOSE_S
+        else:
+            waves_left -= 1
         for member in wave:
             node = node_of(record, member.shard, member.replica)
             if node is not None and node not in present:
                 outcomes[member.name] = f"its node {node} is away; ended"
                 continue
-            if member.role == "commit_log":
+            if member.role == "commit_log" or member.role in DOOR_ROLES:
                 calls.append((member, member.handle.close.remote(wave_s / 2)))
             else:
                 # A CommitLog that closes syncs everything itself, and lets its satellites finish.

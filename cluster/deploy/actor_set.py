@@ -23,7 +23,7 @@ from raymq.client.transport.actor_names import (
     NAMESPACE,
     actor_name,
 )
-from raymq.cluster.record.cluster_record import ClusterRecord, store_config
+from raymq.cluster.record.cluster_record import ROCKETMQ, ClusterRecord, store_config
 from raymq.cluster.record.paths import ClusterPaths
 from raymq.replication.quorum import majority
 from raymq.store.base.clock import Clock
@@ -47,8 +47,8 @@ from .ray_host import Progress
 logger = logging.getLogger("raymq")
 
 _PREPARE = "raymq.cluster.deploy.prepare_replica:prepare_replica"
-#: threads for a CommitLog's own calls. Put and fetch run in threads of the Flight server
-_COMMIT_LOG_CONCURRENCY = 8
+#: threads for calls by Ray. Put and fetch run in threads of the Flight server
+_CONCURRENCY = {"commit_log": 8, ROCKETMQ: 2}
 #: a satellite's only call is to run in Ray's main thread
 _SATELLITE_CONCURRENCY = 1
 
@@ -104,10 +104,12 @@ def specs(
             "generation": record.generation_of(shard, replica),
             "generations": () if record.generations is None else record.generations[shard],
             "least_epoch": record.least_epoch(shard),
+            "rocketmq_port": record.rocketmq_port,
+            "rocketmq_access": record.rocketmq_access,
         }
         for shard in range(record.shards)
         for replica in reversed(range(record.replicas))
-        for role in record.roles(replica)
+        for role in (*record.roles(replica), *record.doors)
     ]
 
 
@@ -147,7 +149,7 @@ def create(
     Raises: Rejected when another cluster of the same name runs in this Ray, or this one with
     another `flush` or another TLS.
     """
-    kinds = _actor_classes(ray)
+    kinds = _actor_classes(ray, record)
     running = _check_running(ray, record, min(timeout_s, CALL_TIMEOUT_S))
     here = node_labels.this_node_selector(ray)
     members = []
@@ -165,9 +167,7 @@ def create(
                 max_restarts=-1,
                 max_task_retries=0,
                 num_cpus=0,
-                max_concurrency=_COMMIT_LOG_CONCURRENCY
-                if role == "commit_log"
-                else _SATELLITE_CONCURRENCY,
+                max_concurrency=_CONCURRENCY.get(role, _SATELLITE_CONCURRENCY),
                 label_selector=here if node is None else {node_labels.NODE_LABEL: node},
             )
             .remote(spec)
@@ -177,7 +177,7 @@ def create(
     return members, not running
 
 
-def _actor_classes(ray: ModuleType) -> dict[str, Any]:
+def _actor_classes(ray: ModuleType, record: ClusterRecord) -> dict[str, Any]:
     """Role -> its class, as Ray's."""
     from raymq.actors.ray import actor_classes
     from raymq.actors.server.ray.concurrency_groups import GROUP_OF, GROUPS
@@ -191,7 +191,14 @@ def _actor_classes(ray: ModuleType) -> dict[str, Any]:
         # Without Ray's task events a call costs a fifth less.
         ray.method(concurrency_group=group, enable_task_events=False)(getattr(commit_log, method))
     flush = ray.remote(actor_classes.FlushActor)
+    doors = {}
+    if record.doors:
+        # It needs a package of its own.
+        from .rocketmq_door import RocketMQDoorActor
+
+        doors[ROCKETMQ] = ray.remote(RocketMQDoorActor)
     return {
+        **doors,
         "commit_log": ray.remote(concurrency_groups=dict(GROUPS))(commit_log),
         "commit_real_time": ray.remote(actor_classes.CommitActor),
         "replication": ray.remote(actor_classes.ReplicationActor),

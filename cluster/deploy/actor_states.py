@@ -17,7 +17,7 @@ from raymq.client.transport.actor_names import (
     actor_name,
     replica_of_actor,
 )
-from raymq.cluster.record.cluster_record import REPLICAS, ClusterRecord
+from raymq.cluster.record.cluster_record import REPLICAS, ROCKETMQ, ClusterRecord
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 
@@ -27,14 +27,20 @@ from . import node_labels
 CALL_TIMEOUT_S = 10.0
 #: how long a replica may take to say whether it leads: one that hangs must not delay the others' answers for long
 LOOKUP_TIMEOUT_S = 3.0
-#: every role, by the order in which they are closed: a CommitLog needs its satellites to the end
+#: every role, by the order in which they are closed: clients of a door are sent away first, and a CommitLog needs its
+#: satellites to the end
 CLOSING_RANK = {
+    ROCKETMQ: -1,
     "commit_log": 0,
     "replication": 1,
     "group_commit": 2,
     "flush_real_time": 2,
     "commit_real_time": 2,
 }
+
+
+#: the servers for foreign clients, one beside each replica
+DOOR_ROLES = (ROCKETMQ,)
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def missing(record: ClusterRecord, names: Iterable[str]) -> set[tuple[int, int, 
         (shard, replica, role)
         for shard in range(record.shards)
         for replica in range(record.replicas)
-        for role in record.roles(replica)
+        for role in (*record.roles(replica), *record.doors)
         if actor_name(record.name, shard, replica, role) not in known
     }
 

@@ -39,6 +39,11 @@ def prepare_replica(spec: ActorSpec, *, restarted: bool) -> Address:
     take_place(spec, files, Clock())
     if spec["node"] is not None:
         _check_store(spec, files, made_before=restarted or spec["formed"])
+    return address_of(spec)
+
+
+def address_of(spec: ActorSpec) -> Address:
+    """The address of an actor's node. Raises: Rejected when other machines could read what must not be read."""
     host = spec["host"]
     bind = _node_address() if host == NODE_HOST else host
     tls.check_exposed(bind, tls=spec["tls"], insecure=spec["insecure"])

@@ -7,6 +7,7 @@ set_replicas     gives the shards of a cluster of one replica further replicas
 recover_shard    goes on without a majority of the replicas of a shard, when its operator says so
 add_shards       adds shards to a cluster that runs
 rolling_restart  restarts every process of a cluster while its shards take messages
+doors            gives a cluster that runs servers for foreign clients, and takes them away
 set_config       changes options of the stores of a cluster that runs, and shows them
 drain_node       lets other nodes lead what a node leads
 """

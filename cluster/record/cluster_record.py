@@ -11,8 +11,10 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
+from raymq.actors.protocol import tls
+from raymq.actors.ray.actor_spec import RocketMQAccess
 from raymq.actors.shared.control_block import FLUSHERS
 from raymq.client.arguments import check_choice, check_number
 from raymq.replication.quorum import can_fail_over
@@ -26,6 +28,13 @@ from .placement import NODE_HOST, Placement, add_replicas, check_host, place_sha
 from .store_options import TAKEN, check_config
 
 _Value = TypeVar("_Value")
+
+#: the role of a server for RocketMQ's clients
+ROCKETMQ = "rocketmq"
+#: where RocketMQ's clients look for a name server
+ROCKETMQ_PORT = 9876
+#: of a start: from now on without such servers
+NO_PORT = 0
 
 FORMAT = 1
 _SHARDS_MAX = 256
@@ -90,6 +99,11 @@ class ClusterRecord:
     producer_expiry_hours: float = StoreConfig.producer_expiry_hours
     #: bytes per second to a follower that catches up; 0: no limit. A later start may change it
     catch_up_bytes_per_s: int = StoreConfig.catch_up_bytes_per_s
+    #: each replica has a server for RocketMQ's clients, and one of them on each node has this port for name server
+    #: requests; None: there are none. A later start may change it
+    rocketmq_port: int | None = None
+    #: "key": these clients sign their requests; "open": they need not. A later start may change it
+    rocketmq_access: RocketMQAccess = "key"
     #: further options of the stores that were given, with their values; the others have their defaults
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -225,8 +239,18 @@ class ClusterRecord:
         placement = _replaced(self.placement, shard, replica, node)
         return replace(self, generations=generations, placement=placement, formed=True)
 
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """The servers for foreign clients that each replica has, as roles."""
+        return () if self.rocketmq_port is None else (ROCKETMQ,)
+
+    @property
+    def door_options(self) -> tuple[object, ...]:
+        """What each door gets when it is made."""
+        return self.rocketmq_port, self.rocketmq_access
+
     def roles(self, replica: int) -> tuple[str, ...]:
-        """The roles of one replica, in the order in which they are started."""
+        """The roles of one replica in the order in which they are started, without its doors."""
         roles = ["commit_log", FLUSHERS[self.flush]]
         may_lead = replica in self.candidates
         if self.transient_pool and may_lead:
@@ -271,6 +295,8 @@ class StartOptions:
     file_reserved_hours: float | None = None
     producer_expiry_hours: float | None = None
     catch_up_bytes_per_s: int | None = None
+    rocketmq_port: int | None = None
+    rocketmq_access: RocketMQAccess | None = None
     #: further options of the stores, by name
     config: Mapping[str, Any] | None = None
 
@@ -279,6 +305,8 @@ class StartOptions:
         options = {name: value for name, value in vars(self).items() if value is not None}
         if "config" in options:
             options["config"] = check_config(options["config"])
+        if options.get("rocketmq_port") == NO_PORT:
+            options["rocketmq_port"] = None
         if "nodes" in options:
             options["nodes"] = tuple(options["nodes"])
         return options
@@ -322,7 +350,7 @@ def resume_record(stored: ClusterRecord, wanted: StartOptions) -> ClusterRecord:
     """The stored cluster with the changes of a later start.
 
     A later start may change flush, host, tls, insecure, transient_pool, file_reserved_hours, producer_expiry_hours,
-    catch_up_bytes_per_s, and most options of config. It ends each drain.
+    catch_up_bytes_per_s, the RocketMQ options, and most options of config. It ends each drain.
     Raises: Rejected when an option contradicts the record in the directory.
     """
     changes = wanted.given()
@@ -375,8 +403,16 @@ def _check_options(record: ClusterRecord) -> None:
         )
         raise Rejected(message, field="transient_pool", limit=2)
     check_choice("flush", record.flush, FLUSHES)
+    check_rocketmq(record)
     if record.nodes is not None:
         check_host(record.host)
+
+
+def check_rocketmq(record: ClusterRecord) -> None:
+    """Raises: Rejected for wrong options of the servers for RocketMQ's clients."""
+    check_choice("rocketmq_access", record.rocketmq_access, get_args(RocketMQAccess))
+    if record.rocketmq_port is not None:
+        check_number("rocketmq", record.rocketmq_port, 1, tls.PORT_MAX)
 
 
 def save_record(paths: ClusterPaths, record: ClusterRecord, files: Files) -> None:

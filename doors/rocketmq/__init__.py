@@ -1,5 +1,6 @@
 """The remoting protocol of Apache RocketMQ, for its own clients. It is being built: nothing starts it yet.
 
+door              the server beside one replica, and where the others are
 rocketmq_server   the server: its parts put together
 remoting_server   connections, and who answers their requests
 connection        one connection: frames in, answers out, within bounds
@@ -14,6 +15,9 @@ route_info        routes
 send_message      sends
 send_lanes        gathers sends of many clients into batches
 delayed_sends     messages that are delivered later
+half_sends        half messages of transactions
+end_transaction   their commits and rollbacks
+transaction_check  asks producers what has become of them
 send_back         messages that a consumer could not handle
 pull_message      pulls
 query_messages    messages by key, by id, and by their place in the log
@@ -30,7 +34,7 @@ codes             the numbers of requests, answers, languages and versions
 command           frames: header in JSON or binary, and body
 property_text     the properties string of a message, and what a put takes of it
 message_batch     the messages in the body of a batch
-sys_flags         the bits of sysFlag; compressed bodies
+sys_flags         the bits of sysFlag
 signature         signs requests, and checks signatures
 json_dialect      the JSON of bodies: fastjson's dialect, and the standard one
 malformed         the error for bytes that the protocol does not allow

@@ -94,7 +94,7 @@ class ClientAdminProcessor:
 
     def _all_producers(self) -> dict[str, Any]:
         table = {}
-        for group in self._clients.producer_groups:
+        for group in self._clients.producer_groups():
             table[group] = [
                 {
                     "clientId": each.client_id,

@@ -6,7 +6,7 @@ Source: AdminBrokerProcessor#prepareRuntimeInfo, DefaultRequestProcessor of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from raymq import __version__
@@ -19,7 +19,7 @@ from .json_dialect import write_json
 from .request_fields import RequestFields
 from .send_message import shard_named
 from .shards import Shards
-from .topology import BrokerAddress, broker_name
+from .topology import LEADER_ID, BrokerTable, broker_name
 
 #: of the last 10 s, minute and 10 minutes: tools read three numbers
 _RATE_TIMES = ("10s", "60s", "600s")
@@ -54,12 +54,9 @@ class ClusterAdminProcessor:
         RequestCode.GET_BROKER_RUNTIME_INFO,
     )
 
-    def __init__(
-        self, shards: Shards, addresses: Callable[[int], Mapping[int, BrokerAddress]]
-    ) -> None:
-        """Args: `addresses`: shard -> broker id -> where to dial."""
+    def __init__(self, shards: Shards, brokers: BrokerTable) -> None:
         self._shards = shards
-        self._addresses = addresses
+        self._known = brokers
 
     async def process(
         self, connection: ClientConnection, request: RemotingCommand
@@ -79,12 +76,13 @@ class ClusterAdminProcessor:
         return answer(request, ResponseCode.SUCCESS, body=body)
 
     def _brokers(self) -> dict[str, Any]:
-        names = {broker_name(shard): shard for shard in range(self._shards.count)}
+        # As in routes: a broker without an address would make tools fail.
+        names = {broker_name(shard): shard for shard in self._known.shards()}
         table = {
             name: {
                 "brokerAddrs": {
                     number: str(address)
-                    for number, address in sorted(self._addresses(shard).items())
+                    for number, address in sorted(self._known.of(shard).items())
                 },
                 "brokerName": name,
                 "cluster": self._shards.name,
@@ -101,16 +99,18 @@ class ClusterAdminProcessor:
         """The options of a broker that tools read, and those of the cluster under RayMQ's names."""
         facts = await self._shards.call(shard, "config", {})
         own = {name: _text(option["value"]) for name, option in facts["options"].items()}
-        (leader, address), *_ = sorted(self._addresses(shard).items())
+        address = self._known.leader(shard)
+        place = (
+            {} if address is None else {"brokerIP1": address.host, "listenPort": str(address.port)}
+        )
         return {
             **own,
+            **place,
             "autoCreateSubscriptionGroup": "true",
             "autoCreateTopicEnable": "false",
             "brokerClusterName": self._shards.name,
-            "brokerId": str(leader),
-            "brokerIP1": address.host,
+            "brokerId": str(LEADER_ID),
             "brokerName": broker_name(shard),
-            "listenPort": str(address.port),
         }
 
 

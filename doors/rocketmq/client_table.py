@@ -5,10 +5,13 @@ Source: ConsumerManager, ProducerManager.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .connection import ClientConnection
+
+Key = TypeVar("Key")
 
 
 class SubscriptionData(NamedTuple):
@@ -72,7 +75,9 @@ class ClientTable:
     def __init__(self) -> None:
         #: group -> client id -> the client
         self._consumers: dict[str, dict[str, GroupClient]] = {}
-        self._producers: dict[str, dict[str, GroupClient]] = {}
+        #: group -> client id and shard -> the client: a producer has a connection to the port of each shard
+        self._producers: dict[str, dict[tuple[str, int | None], GroupClient]] = {}
+        self._turns = itertools.count()
 
     def note(
         self,
@@ -84,7 +89,7 @@ class ClientTable:
         """Take a heartbeat. Returns: the consumer groups of which a member, or a subscription, is new."""
         for group in producers:
             member = GroupClient(client_id, connection, None)
-            self._producers.setdefault(group, {})[client_id] = member
+            self._producers.setdefault(group, {})[client_id, connection.shard] = member
         changed = set()
         for facts in consumers:
             members = self._consumers.setdefault(facts.group, {})
@@ -99,20 +104,41 @@ class ClientTable:
         self, client_id: str, *, producer_group: str = "", consumer_group: str = ""
     ) -> set[str]:
         """A client leaves groups. Returns: the consumer groups that it has left."""
-        _discard(self._producers, producer_group, client_id)
+        for key in list(self._producers.get(producer_group, ())):
+            if key[0] == client_id:
+                _discard(self._producers, producer_group, key)
         return {consumer_group} if _discard(self._consumers, consumer_group, client_id) else set()
 
     def drop(self, connection: ClientConnection) -> set[str]:
         """A connection has ended. Returns: the consumer groups that lost a member."""
         lost = set()
-        for table in (self._producers, self._consumers):
-            for group, members in list(table.items()):
-                for client_id, member in list(members.items()):
-                    if member.connection is connection:
-                        _discard(table, group, client_id)
-                        if table is self._consumers:
-                            lost.add(group)
+        for group, producers in list(self._producers.items()):
+            for key, member in list(producers.items()):
+                if member.connection is connection:
+                    _discard(self._producers, group, key)
+        for group, consumers in list(self._consumers.items()):
+            for client_id, member in list(consumers.items()):
+                if member.connection is connection:
+                    _discard(self._consumers, group, client_id)
+                    lost.add(group)
         return lost
+
+    def producer_groups(self) -> list[str]:
+        """The groups that have a producer."""
+        return sorted(self._producers)
+
+    def a_producer(self, group: str, shard: int) -> ClientConnection | None:
+        """The connection of one of a group's producers, in turn; None: there is none that takes requests.
+
+        One to the port of the shard is better: older clients answer to the port that has asked.
+        """
+        found = [
+            member.connection
+            for member in self._producers.get(group, {}).values()
+            if not member.connection.is_closed and not member.connection.is_slow
+        ]
+        found = [each for each in found if each.shard == shard] or found
+        return found[next(self._turns) % len(found)] if found else None
 
     def consumers(self, group: str) -> list[GroupClient]:
         """The members of a group, by client id."""
@@ -128,13 +154,9 @@ class ClientTable:
         return sorted(self._consumers)
 
     def producers(self, group: str) -> list[GroupClient]:
-        """The producers of a group, by client id."""
-        return [each for _, each in sorted(self._producers.get(group, {}).items())]
-
-    @property
-    def producer_groups(self) -> list[str]:
-        """The groups with a producer."""
-        return sorted(self._producers)
+        """The producers of a group, by client id: one of the connections of each."""
+        found = {each.client_id: each for each in self._producers.get(group, {}).values()}
+        return [each for _, each in sorted(found.items())]
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """The newest subscription of a group to a topic; None: no member has one."""
@@ -146,10 +168,10 @@ class ClientTable:
         return max(found, key=lambda each: each.version, default=None)
 
 
-def _discard(table: dict[str, dict[str, GroupClient]], group: str, client_id: str) -> bool:
+def _discard(table: dict[str, dict[Key, GroupClient]], group: str, key: Key) -> bool:
     """Remove a client of a group. Returns: whether it was one."""
     members = table.get(group)
-    if members is None or members.pop(client_id, None) is None:
+    if members is None or members.pop(key, None) is None:
         return False
     if not members:
         del table[group]

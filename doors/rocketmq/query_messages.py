@@ -6,7 +6,6 @@ Source: QueryMessageProcessor.
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Mapping
 from typing import Any
 
 from raymq.store.base import format as fmt
@@ -20,7 +19,7 @@ from .request_fields import RequestFields
 from .send_message import shard_named
 from .shards import Shards
 from .stored_record import as_of_broker, read_record
-from .topology import BrokerAddress, broker_name
+from .topology import BrokerTable, broker_name
 
 #: messages of one answer. Source: defaultQueryMaxNum is 32, and tools ask for 64
 MESSAGES_MAX = 64
@@ -35,10 +34,9 @@ _TIME_MAX = (1 << 62) - 1
 class RecordReader:
     """Reads records of a shard as its broker shows them."""
 
-    def __init__(self, shards: Shards, addresses: Mapping[int, BrokerAddress]) -> None:
-        """Args: `addresses`: shard -> where clients dial it."""
+    def __init__(self, shards: Shards, brokers: BrokerTable) -> None:
         self._shards = shards
-        self._addresses = addresses
+        self._brokers = brokers
 
     async def at(self, shard: int, physical_offset: int) -> bytes:
         """The record that begins at an offset of the log. Raises: Refused when none does; RayMQError."""
@@ -69,7 +67,7 @@ class RecordReader:
         if record is None:
             return None
         queues = await self._shards.topic(topic)
-        return as_of_broker(record, queues, queue_id, self._addresses[shard])
+        return as_of_broker(record, queues, queue_id, self._brokers.leader(shard))
 
 
 class QueryMessageProcessor:

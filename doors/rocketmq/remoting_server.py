@@ -13,6 +13,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from .answers import Refused, remark_of, response_code
 from .codes import RequestCode, ResponseCode
@@ -32,8 +33,19 @@ SWEEP_S = 5.0
 FIRST_BYTE_S = 10.0
 #: the first byte of a TLS connection. That of a frame is 0: frames have 24 bits of length
 TLS_FIRST_BYTE = 0x16
+#: in the counts: any request code that is not supported
+UNKNOWN_CODE = -1
 #: where users read what is not supported
 PAGE = "docs/guides/from-rocketmq.md"
+
+
+class ServerCounts(NamedTuple):
+    """What happened since the beginning."""
+
+    #: by request code
+    requests: Counter[int]
+    #: requests that were not answered with SUCCESS, by response code
+    refusals: Counter[int]
 
 
 class RemotingServer:
@@ -46,16 +58,19 @@ class RemotingServer:
         check: Callable[[RemotingCommand], None],
         on_closed: Callable[[ClientConnection], None],
         tls: ssl.SSLContext | None = None,
+        takes_plain: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args: `check`: raises Refused for a request that is not signed as it must be. `on_closed`: a client has gone.
 
-        `tls`: of connections that begin with TLS; the others are plain.
+        `tls`: of connections that begin with TLS. `takes_plain`: the others are served, too.
         """
         self._processors = processors
         self._check = check
         self._on_closed = on_closed
         self._tls = tls
+        self._takes_plain = takes_plain
+        self.counts = ServerCounts(Counter(), Counter())
         self._clock = clock
         self.memory = FrameMemory(RECEIVE_MEMORY_BYTES)
         self.connections: set[ClientConnection] = set()
@@ -72,7 +87,8 @@ class RemotingServer:
 
         Args: `shard`: the one that a client of this port means; None: any, as a request says.
         """
-        listener = socket.create_server((host, port), backlog=512)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=512)
         listener.setblocking(False)
         self._sockets.append(listener)
         self._start(self._accept(listener, shard))
@@ -119,7 +135,8 @@ class RemotingServer:
         try:
             first = await _first_byte(accepted)
             tls = self._tls if first == TLS_FIRST_BYTE else None
-            if first is None or (first == TLS_FIRST_BYTE and tls is None):
+            is_taken = self._takes_plain if first != TLS_FIRST_BYTE else tls is not None
+            if first is None or not is_taken:
                 accepted.close()
                 return
             await loop.connect_accepted_socket(
@@ -155,25 +172,27 @@ class RemotingServer:
 
     def received(self, connection: ClientConnection, command: RemotingCommand) -> None:
         """See `FrameReceiver`."""
+        known = self._processors.find(command.code) is not None
+        self.counts.requests[command.code if known else UNKNOWN_CODE] += 1
         try:
             self._check(command)
         except Refused as refused:
-            _refuse(connection, command, refused.code, refused.remark)
+            self._refuse(connection, command, refused.code, refused.remark)
             connection.close()
             return
         if self._goes_away:
-            _refuse(connection, command, ResponseCode.GO_AWAY, "the server stops")
+            self._refuse(connection, command, ResponseCode.GO_AWAY, "the server stops")
             return
 
         entry = self._processors.find(command.code)
         if entry is None:
             remark = f"request code {_name(command.code)} is not supported, see {PAGE}"
-            _refuse(connection, command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+            self._refuse(connection, command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
             return
         name, limit = entry.executor
         if self._under_way[name] >= limit:
             remark = f"{limit} requests of this kind are under way already"
-            _refuse(connection, command, ResponseCode.SYSTEM_BUSY, remark)
+            self._refuse(connection, command, ResponseCode.SYSTEM_BUSY, remark)
             return
         self._under_way[name] += 1
         self._start(self._process(entry, connection, command))
@@ -191,12 +210,23 @@ class RemotingServer:
                 logger.warning(
                     "request %s from %r", _name(command.code), connection, exc_info=error
                 )
-            _refuse(connection, command, code, remark_of(error))
+            self._refuse(connection, command, code, remark_of(error))
         else:
             if not command.is_one_way:
                 connection.send(found)
         finally:
             self._under_way[entry.executor.name] -= 1
+
+    def _refuse(
+        self,
+        connection: ClientConnection,
+        command: RemotingCommand,
+        code: ResponseCode,
+        remark: str,
+    ) -> None:
+        self.counts.refusals[code] += 1
+        if not command.is_one_way:
+            connection.send(answer(command, code, remark=remark))
 
 
 async def _first_byte(accepted: socket.socket) -> int | None:
@@ -220,13 +250,6 @@ async def _first_byte(accepted: socket.socket) -> int | None:
         found = accepted.recv(1, socket.MSG_PEEK)
         return found[0] if found else None
     return None
-
-
-def _refuse(
-    connection: ClientConnection, command: RemotingCommand, code: ResponseCode, remark: str
-) -> None:
-    if not command.is_one_way:
-        connection.send(answer(command, code, remark=remark))
 
 
 def _name(code: int) -> str:

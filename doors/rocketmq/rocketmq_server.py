@@ -18,6 +18,8 @@ from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
+from .end_transaction import EndTransactionProcessor
+from .half_sends import HalfMessageSender
 from .processors import (
     ADMIN,
     CALL,
@@ -31,13 +33,14 @@ from .processors import (
 )
 from .pull_message import PullMessageProcessor
 from .query_messages import QueryMessageProcessor, RecordReader
-from .remoting_server import RemotingServer
+from .remoting_server import RemotingServer, ServerCounts
 from .route_info import RouteInfoProcessor
 from .send_back import SendBackProcessor
 from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
-from .topology import LEADER_ID, BrokerAddress
+from .topology import BrokerAddress, BrokerTable
+from .transaction_check import TransactionCheckService
 
 #: how long new requests are answered with GO_AWAY at the end
 GRACE_S = 0.5
@@ -46,7 +49,7 @@ GRACE_S = 0.5
 class RocketMQServer:
     """Serves RocketMQ's clients in a thread of its own. Use it in a `with` block, or call `close`.
 
-    Each shard has a port, by which older clients name it. A further port is for name server requests.
+    A shard has a port, by which older clients name it. A further port is for name server requests.
     """
 
     def __init__(
@@ -54,21 +57,25 @@ class RocketMQServer:
         handle: ClusterHandle,
         *,
         host: str = "127.0.0.1",
-        port: int = 0,
+        advertised: str | None = None,
         shard_ports: Mapping[int, int] | None = None,
+        brokers: BrokerTable | None = None,
         access: Access = "key",
         tls: ssl.SSLContext | None = None,
+        takes_plain: bool = True,
     ) -> None:
         """Listen, and serve.
 
-        Args: `port`: for name server requests; 0: any that is free. `shard_ports`: shard -> port; by default any.
+        Args: `advertised`: the IP address that clients dial; None: `host`. `shard_ports`: shard -> port, 0: any that is
+        free; None: all shards, at any. `brokers`: where all shards are served; None: here.
         `access`: "key": clients sign with AccessKey raymq, and the cluster's token as SecretKey; "open": they need not.
-        `tls`: for connections that begin with TLS.
+        `tls`: for connections that begin with TLS. `takes_plain`: those that do not are served, too.
         Raises: OSError for a port that is taken; Rejected for "open" on another address than 127.0.0.1.
         """
         check = AccessCheck(access, handle.token, host)
         self._handle = handle
         self._host = host
+        self.brokers = brokers or BrokerTable()
         self._loop = asyncio.new_event_loop()
         #: shard -> where its clients dial
         self.addresses: dict[int, BrokerAddress] = {}
@@ -77,23 +84,47 @@ class RocketMQServer:
         )
         self._thread.start()
         self._shards = Shards(handle, self._loop)
+
         try:
-            self.port = self._run(self._open(port, shard_ports or {}, check, tls))
+            self._run(self._open(check, tls, takes_plain=takes_plain))
+            ports = dict.fromkeys(range(handle.shards), 0) if shard_ports is None else shard_ports
+            for shard, port in ports.items():
+                found = BrokerAddress(advertised or host, self.listen(port, shard))
+                self.addresses[shard] = found
+                if brokers is None:
+                    self.brokers.note(shard, 0, {0: found})
         except BaseException:
-            self._run(self._server.close())
+            self._run(self._end_requests(0.0))
             self._end()
             raise
 
     def _run(self, work: object) -> int:
         return int(asyncio.run_coroutine_threadsafe(work, self._loop).result() or 0)  # type: ignore[arg-type]
 
+    def listen(self, port: int, shard: int | None = None) -> int:
+        """Take connections to a further port. Returns: that port. Raises: OSError when it is taken.
+
+        Args: `port`: 0: any that is free. `shard`: the one that its clients mean; None: any, as a request says.
+        """
+
+        async def listen() -> int:
+            return self._server.listen(self._host, port, shard)
+
+        return self._run(listen())
+
+    @property
+    def counts(self) -> ServerCounts:
+        """What happened since the beginning."""
+        return self._server.counts
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.connections)
+
     async def _open(
-        self,
-        port: int,
-        shard_ports: Mapping[int, int],
-        access: AccessCheck,
-        tls: ssl.SSLContext | None,
-    ) -> int:
+        self, access: AccessCheck, tls: ssl.SSLContext | None, *, takes_plain: bool
+    ) -> None:
         loop = self._loop
         clients, arrivals = ClientTable(), Arrivals()
         lanes = SendLanes(self._shards, arrivals, loop)
@@ -101,19 +132,24 @@ class RocketMQServer:
         manage = ClientManageProcessor(
             clients, loop, create_retry_topic=self._shards.create_retry_topic
         )
+
         self.table = ProcessorTable()
         self._server = RemotingServer(
-            self.table, check=access.check, on_closed=manage.drop, tls=tls
+            self.table,
+            check=access.check,
+            on_closed=manage.drop,
+            tls=tls,
+            takes_plain=takes_plain,
         )
-        for shard in range(self._shards.count):
-            found = self._server.listen(self._host, shard_ports.get(shard, 0), shard)
-            self.addresses[shard] = BrokerAddress(self._host, found)
 
-        send = SendMessageProcessor(self._shards, lanes, self.addresses)
+        halves = HalfMessageSender(self._shards)
+        send = SendMessageProcessor(self._shards, lanes, halves, self.brokers)
         self.table.register(SEND, send.process, send.CODES)
         pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
         self.table.register(PULL, pull.process, pull.CODES)
         self.table.register(MEMORY, manage.process, manage.CODES)
+        ends = EndTransactionProcessor(self._shards, arrivals)
+        self.table.register(SEND, ends.process, ends.CODES)
         back = SendBackProcessor(self._shards)
         self.table.register(CALL, back.process, back.CODES)
         committed = ConsumerOffsetProcessor(self._shards, offsets)
@@ -121,19 +157,21 @@ class RocketMQServer:
         ranges = QueueOffsetProcessor(self._shards)
         self.table.register(CALL, ranges.process, ranges.CODES)
         self._register_tools(clients, offsets)
-        routes = RouteInfoProcessor(self._shards, self._addresses)
+        routes = RouteInfoProcessor(self._shards, self.brokers)
         self.table.register(CALL, routes.process, routes.CODES)
-        return self._server.listen(self._host, port, None)
+
+        checks = TransactionCheckService(self._shards, clients, self.brokers)
+        self._checks = loop.create_task(checks.run())
 
     def _register_tools(self, clients: ClientTable, offsets: OffsetStore) -> None:
         """What RocketMQ's tools and dashboards ask."""
         shards = self._shards.for_tools()
-        records = RecordReader(shards, self.addresses)
+        records = RecordReader(shards, self.brokers)
         rows: tuple[tuple[Executor, CodedProcessor], ...] = (
             (ADMIN, QueryMessageProcessor(shards, records)),
             (ADMIN, TopicAdminProcessor(shards)),
             (ADMIN, GroupAdminProcessor(shards, clients, offsets)),
-            (ADMIN, ClusterAdminProcessor(shards, self._addresses)),
+            (ADMIN, ClusterAdminProcessor(shards, self.brokers)),
             (MEMORY, ClientAdminProcessor(clients)),
             (MEMORY, NameServerAdminProcessor()),
             (RELAY, ClientRelayProcessor(clients, records)),
@@ -141,18 +179,19 @@ class RocketMQServer:
         for executor, processor in rows:
             self.table.register(executor, processor.process, processor.CODES)
 
-    def _addresses(self, shard: int) -> dict[int, BrokerAddress]:
-        """Broker id -> where to dial."""
-        return {LEADER_ID: self.addresses[shard]}
-
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""
         if self._loop.is_closed():
             return
-        self._run(self._server.close(GRACE_S))
-        self._run(self._offsets.flush())
-        self._run(self._shards.stop_looking())
+        self._run(self._end_requests(GRACE_S))
         self._end()
+
+    async def _end_requests(self, grace_s: float) -> None:
+        await self._server.close(grace_s)
+        self._checks.cancel()
+        await asyncio.gather(self._checks, return_exceptions=True)
+        await self._offsets.flush()
+        await self._shards.stop_looking()
 
     def _end(self) -> None:
         self._shards.close()

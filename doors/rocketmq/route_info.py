@@ -5,7 +5,6 @@ Source: ClientRequestProcessor, TopicRouteData.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from raymq.store.base.errors import TopicMissing
@@ -17,7 +16,7 @@ from .connection import ClientConnection
 from .json_dialect import write_json
 from .request_fields import RequestFields
 from .shards import Shards
-from .topology import BrokerAddress, BrokerQueues, broker_name
+from .topology import BrokerQueues, BrokerTable, broker_name
 
 #: a queue may be read and written
 READ_WRITE = 6
@@ -28,12 +27,9 @@ class RouteInfoProcessor:
 
     CODES = (RequestCode.GET_ROUTEINFO_BY_TOPIC,)
 
-    def __init__(
-        self, shards: Shards, addresses: Callable[[int], Mapping[int, BrokerAddress]]
-    ) -> None:
-        """Args: `addresses`: shard -> broker id -> where to dial."""
+    def __init__(self, shards: Shards, brokers: BrokerTable) -> None:
         self._shards = shards
-        self._addresses = addresses
+        self._brokers = brokers
 
     async def process(
         self, connection: ClientConnection, request: RemotingCommand
@@ -50,12 +46,17 @@ class RouteInfoProcessor:
         return answer(request, ResponseCode.SUCCESS, body=body)
 
     def _route(self, queues: BrokerQueues) -> dict[str, Any]:
-        counts = {shard: len(own) for shard, own in queues.by_shard.items() if own}
+        # A broker without an address would hide all others from some clients.
+        counts = {
+            shard: len(own)
+            for shard, own in queues.by_shard.items()
+            if own and self._brokers.of(shard)
+        }
         brokers = [
             {
                 "brokerAddrs": {
                     number: str(address)
-                    for number, address in sorted(self._addresses(shard).items())
+                    for number, address in sorted(self._brokers.of(shard).items())
                 },
                 "brokerName": broker_name(shard),
                 "cluster": self._shards.name,

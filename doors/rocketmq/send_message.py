@@ -6,14 +6,16 @@ Source: SendMessageProcessor, SendMessageRequestHeaderV2, SendMessageResponseHea
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from raymq.store.base.clock import Clock
 from raymq.store.base.format import pack_host
+from raymq.store.records.producer_stamp import STAMP_NAME
 from raymq.store.records.properties import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
     WAIT,
+    decode,
     encode,
 )
 
@@ -22,13 +24,14 @@ from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .delayed_sends import Lane, is_delayed, waiting_lane
+from .half_sends import PREPARED, HalfMessageSender, is_half
 from .message_batch import decode_batch
 from .property_text import split
 from .request_fields import RequestFields
 from .send_lanes import MessageRow, SendLanes, StoredRow
 from .shards import Shards
-from .sys_flags import TRANSACTION_MASK
-from .topology import BrokerAddress, BrokerQueues, shard_of_broker
+from .sys_flags import INNER_BATCH, TRANSACTION_MASK
+from .topology import BrokerQueues, BrokerTable, packed, shard_of_broker
 
 #: the short names of the second version of the header, which is the one of clients since 3.5
 _V2 = {
@@ -49,11 +52,9 @@ _V1 = {**{name: name for name in _V2}, "brokerName": "bname"}
 _UNIQUE_ID = b"UNIQ_KEY"
 #: every answer names a region: clients print it in traces
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-#: property of a half message
-_HALF = encode({"TRAN_MSG": "true"})
+#: in the properties of each half message, and perhaps of others
+_PREPARED = PREPARED.encode() + NAME_VALUE_SEPARATOR
 _WAITS_NOT = encode({WAIT: "false"})
-#: bits of sysFlag: an inner batch
-_INNER_BATCH = 128
 
 
 class SendMessageProcessor:
@@ -66,15 +67,17 @@ class SendMessageProcessor:
     )
 
     def __init__(
-        self, shards: Shards, lanes: SendLanes, addresses: Mapping[int, BrokerAddress]
+        self,
+        shards: Shards,
+        lanes: SendLanes,
+        halves: HalfMessageSender,
+        brokers: BrokerTable,
     ) -> None:
-        """Args: `addresses`: shard -> where clients dial it, a part of message ids."""
+        """Args: `brokers`: where clients dial each shard, a part of message ids."""
         self._shards = shards
         self._lanes = lanes
-        self._hosts = {
-            shard: pack_host(address.host, address.port).hex().upper()
-            for shard, address in addresses.items()
-        }
+        self._halves = halves
+        self._brokers = brokers
 
     async def process(
         self, connection: ClientConnection, request: RemotingCommand
@@ -89,12 +92,21 @@ class SendMessageProcessor:
 
         is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag("batch")
         texts, rows = self._rows(connection, request, fields, is_batch=is_batch)
+        prepared = _half_properties(texts, fields, is_batch=is_batch)
+        if prepared is not None:
+            group = fields.text("producerGroup", "")
+            stored, transaction = await self._halves.put(
+                shard, topic, queue_id, rows[0], prepared, group
+            )
+            answered = self._fields(queues, queue_id, texts, [stored])
+            return answer(request, ResponseCode.SUCCESS, {**answered, "transactionId": transaction})
+
         lane = Lane(topic, queue_id, None)
         if any(is_delayed(row.properties) for row in rows):
             levels = self._shards.delay_levels
             lane, rows = _delayed(topic, queue_id, shard, rows, levels)
-        stored = await self._lanes.put(lane.topic, lane.queue, rows)
-        return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, stored))
+        places = await self._lanes.put(lane.topic, lane.queue, rows)
+        return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, places))
 
     def _rows(
         self,
@@ -106,7 +118,7 @@ class SendMessageProcessor:
     ) -> tuple[list[bytes], list[MessageRow]]:
         """The properties of each message as text, and its row. Raises: Refused, Malformed."""
         born_ms, sys_flag = fields.integer("bornTimestamp"), fields.integer("sysFlag", 0)
-        if sys_flag & _INNER_BATCH:
+        if sys_flag & INNER_BATCH:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch inside of one message (sysFlag 128) is not supported: send it as a batch",
@@ -119,10 +131,10 @@ class SendMessageProcessor:
             text = fields.text("properties", "").encode()
             messages = [(bytes(request.body), text, fields.integer("flag", 0))]
 
-        if sys_flag & TRANSACTION_MASK or any(_HALF in text for _, text, _ in messages):
+        if sys_flag & TRANSACTION_MASK and not any(_PREPARED in text for _, text, _ in messages):
             raise Refused(
-                ResponseCode.NO_PERMISSION,
-                "messages of transactions are not taken yet: send them without a transaction",
+                ResponseCode.MESSAGE_ILLEGAL,
+                "sysFlag has the bits of a transaction: a half message also has the property TRAN_MSG=true",
             )
         texts, rows = [], []
         for body, text, flag in messages:
@@ -131,7 +143,8 @@ class SendMessageProcessor:
             properties = found.properties
             if not found.wait_store_ok:
                 properties = (properties or b"") + _WAITS_NOT
-            rows.append(MessageRow(body, found.tag, properties, born_ms, flag, sys_flag, host))
+            bits = sys_flag & ~TRANSACTION_MASK
+            rows.append(MessageRow(body, found.tag, properties, born_ms, flag, bits, host))
         return texts, rows
 
     def _fields(
@@ -142,12 +155,7 @@ class SendMessageProcessor:
         stored: Sequence[StoredRow],
     ) -> dict[str, str]:
         # The same as RocketMQ: "" for a message whose place in the log is not known.
-        ids = [
-            f"{self._hosts[place.shard]}{place.physical_offset:016X}"
-            if place.physical_offset >= 0
-            else ""
-            for place in stored
-        ]
+        ids = [self._message_id(place) for place in stored]
         return {
             "msgId": ",".join(ids),
             "queueId": str(queues.number(queue_id)),
@@ -155,6 +163,34 @@ class SendMessageProcessor:
             "transactionId": _property(texts[0], _UNIQUE_ID),
             **_REGION,
         }
+
+    def _message_id(self, place: StoredRow) -> str:
+        address = self._brokers.leader(place.shard)
+        if address is None or place.physical_offset < 0:
+            return ""
+        return f"{packed(address)}{place.physical_offset:016X}"
+
+
+def _half_properties(
+    texts: Sequence[bytes], fields: RequestFields, *, is_batch: bool
+) -> dict[str, str] | None:
+    """The properties of a half message; None: it is none. Raises: Refused for a batch."""
+    if not any(_PREPARED in text for text in texts):
+        return None
+    for text in texts:
+        named = decode(text)
+        if not is_half(named, 0 if is_batch else fields.integer("reconsumeTimes", 0)):
+            continue
+        if is_batch:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "messages of a batch cannot be half messages of transactions: send them alone",
+            )
+        # The answer waits for the promise in any case. A stamp is that of a message which the client has received.
+        for name in (WAIT, STAMP_NAME):
+            named.pop(name, None)
+        return named
+    return None
 
 
 def _delayed(

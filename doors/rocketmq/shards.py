@@ -39,6 +39,8 @@ logger = logging.getLogger("raymq.rocketmq")
 CALL_THREADS = 16
 #: threads for those that tools ask for: a shard that is slow must not let them take the threads of clients
 TOOL_THREADS = 4
+#: threads for calls about half messages, which wait for a durable put
+TRANSACTION_THREADS = 16
 #: streams to each shard, which answer one fetch at a time each
 FETCH_STREAMS = 4
 #: how often topics are looked up again that others may have changed. Clients ask for a route every 30 s
@@ -62,6 +64,7 @@ class Shards:
         )
         self._calls = ThreadPoolExecutor(CALL_THREADS, "raymq-rocketmq-call")
         self._tool_calls = ThreadPoolExecutor(TOOL_THREADS, "raymq-rocketmq-tool")
+        self._transactions = ThreadPoolExecutor(TRANSACTION_THREADS, "raymq-rocketmq-transaction")
         self._fetches: dict[int, _FetchPool] = {}
         self._topics: dict[str, BrokerQueues] = {}
         self._look_ups: dict[str, asyncio.Task[TopicRoute]] = {}
@@ -152,6 +155,13 @@ class Shards:
         """Call an operation of a shard's leader. Raises: RayMQError."""
         return await self.in_thread(self._routes.call, shard, op, args)
 
+    async def call_transaction(
+        self, shard: int, op: str, args: Mapping[str, object]
+    ) -> dict[str, Any]:
+        """Do as `call`, of operations on half messages: others do not wait for their puts. Raises: RayMQError."""
+        call = partial(self._routes.call, shard, op, args, SEND_TIMEOUT_MS / 1000)
+        return await self._loop.run_in_executor(self._transactions, call)
+
     async def in_thread(self, work: Callable[..., Found], *args: object) -> Found:
         """Do something that blocks."""
         return await self._loop.run_in_executor(self._calls, partial(work, *args))
@@ -199,7 +209,7 @@ class Shards:
             writer.end()
         for pool in self._fetches.values():
             pool.close()
-        for threads in (self._calls, self._tool_calls):
+        for threads in (self._calls, self._tool_calls, self._transactions):
             threads.shutdown(wait=False, cancel_futures=True)
         self._routes.close()
 

@@ -55,7 +55,7 @@ async def all_stored_ms(
 
 
 def as_of_broker(
-    record: bytes, queues: BrokerQueues, queue_id: int, address: BrokerAddress
+    record: bytes, queues: BrokerQueues, queue_id: int, address: BrokerAddress | None
 ) -> bytes:
     """A record with the queue's number at its broker, and the address of that as its store host.
 
@@ -67,7 +67,7 @@ def as_of_broker(
     at = fmt.STORE_TIME_AT + 8
     if sys_flag & fmt.SYS_BORN_HOST_V6:
         at += fmt.IPV6_EXTRA_BYTES
-    host = fmt.pack_host(address.host, address.port)
+    host = b"" if address is None else fmt.pack_host(address.host, address.port)
     size = fmt.HOST_BYTES[bool(sys_flag & fmt.SYS_STORE_HOST_V6)]
     if len(host) == size:
         changed[at : at + size] = host

@@ -7,9 +7,12 @@ differ: the i-th queue of a topic on a shard is queue i of that broker.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from raymq.client.transport.topic_routes import TopicRoute
+from raymq.store.base.format import pack_host
 
 _BROKER = re.compile(r"raymq-(\d+)\Z")
 
@@ -27,6 +30,12 @@ class BrokerAddress(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
+@lru_cache(maxsize=1024)
+def packed(address: BrokerAddress) -> str:
+    """An address as the first part of message ids: upper-case hexadecimal digits."""
+    return pack_host(address.host, address.port).hex().upper()
+
+
 def broker_name(shard: int) -> str:
     """The name of a shard as a broker."""
     return f"raymq-{shard}"
@@ -36,6 +45,39 @@ def shard_of_broker(name: str) -> int | None:
     """The shard that a broker's name means; None: no shard has such a name."""
     found = _BROKER.match(name)
     return int(found[1]) if found else None
+
+
+class BrokerTable:
+    """Where the servers of each shard listen. Callers: any thread."""
+
+    def __init__(self) -> None:
+        #: shard -> broker id -> where its clients dial
+        self._addresses: dict[int, dict[int, BrokerAddress]] = {}
+
+    def note(self, shard: int, leader: int | None, servers: Mapping[int, BrokerAddress]) -> None:
+        """Take the servers of a shard's replicas. Without any, those of before stay: clients need an address.
+
+        Args: `leader`: the replica that leads; None: that is not known.
+        """
+        if not servers:
+            return
+        # A client does not see the queues of a broker without id 0. Every server reaches the leader.
+        first = leader if leader is not None and leader in servers else min(servers)
+        others = [address for replica, address in sorted(servers.items()) if replica != first]
+        found = [servers[first], *others]
+        self._addresses = {**self._addresses, shard: dict(enumerate(found, LEADER_ID))}
+
+    def of(self, shard: int) -> dict[int, BrokerAddress]:
+        """Broker id -> address; empty: no server of the shard was heard of."""
+        return self._addresses.get(shard, {})
+
+    def leader(self, shard: int) -> BrokerAddress | None:
+        """Where clients dial the leader of a shard."""
+        return self.of(shard).get(LEADER_ID)
+
+    def shards(self) -> list[int]:
+        """The shards that have a server."""
+        return sorted(self._addresses)
 
 
 class BrokerQueues:

@@ -320,6 +320,13 @@ def format_host(packed: bytes) -> str:
     return f"[{':'.join(f'{unit:x}' for unit in struct.unpack('>8H', packed[:16]))}]:{port}"
 
 
+@lru_cache(maxsize=1024)
+def host_of(text: str) -> tuple[str, int]:
+    """Address and port of a host as `format_host` shows it."""
+    address, _, port = text.rpartition(":")
+    return address.strip("[]"), int(port)
+
+
 def offset_message_id(ip: str, port: int, offset: int) -> str:
     """RocketMQ's offsetMsgId: store host and physical offset in upper-case hex, 32 or 56 digits."""
     return (pack_host(ip, port) + offset.to_bytes(8, "big", signed=True)).hex().upper()

@@ -69,7 +69,7 @@ class WaitingMessage(NamedTuple):
             flag=self.flag,
             sys_flag=self.sys_flag & ~fmt.SYS_ANY_HOST_V6,
             born_time_ms=self.born_time_ms,
-            born_host=host_of(self.born_host),
+            born_host=fmt.host_of(self.born_host),
             reconsume_times=self.reconsume_times,
             properties_text=properties,
         )
@@ -107,13 +107,6 @@ def _may_receive(topic: str) -> bool:
     except Rejected:
         return False
     return topic not in (INTERNAL_TOPIC, HALF_TOPIC)
-
-
-@lru_cache(maxsize=1024)
-def host_of(text: str) -> tuple[str, int]:
-    """Address and port of a host column of `record.decode`."""
-    address, _, port = text.rpartition(":")
-    return address.strip("[]"), int(port)
 
 
 def undamaged_batch(

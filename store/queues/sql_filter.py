@@ -12,7 +12,6 @@ to 32 bits next to small ones. For a missing property CONTAINS, STARTSWITH and E
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from raymq.store.base.arrays import Bools, Int64s
 from raymq.store.base.errors import Rejected
 from raymq.store.records.binary_columns import null_where
+from raymq.store.records.property_columns import property_column
 
 from .sql_syntax import (
     Between,
@@ -41,7 +41,9 @@ from .sql_syntax import (
     refused,
 )
 
-_INTEGER = r"^[+-]?[0-9]{1,18}$"
+#: digits of any integer that fits 64 bits
+_DIGITS_MAX = 18
+_INTEGER = rf"^[+-]?[0-9]{{1,{_DIGITS_MAX}}}$"
 _DECIMAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 
 #: name of a property -> column of its values; null if it is missing
@@ -83,7 +85,7 @@ class SqlFilter:
 
     def records(self, properties: pa.Array) -> Bools:
         """Whether the expression is true for each message."""
-        columns = {name: _values(properties, name) for name in self._names}
+        columns = {name: property_column(properties, name) for name in self._names}
         found = self._condition(columns, len(properties)).fill_null(False)
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
@@ -234,12 +236,6 @@ def _as_stored(column: pa.Array) -> pa.Array:
 # --- columns --------------------------------------------------------------------------------------
 
 
-def _values(properties: pa.Array, name: str) -> pa.Array:
-    """A property's value in each properties string; null without one."""
-    pattern = rf"(?:^|\x02){re.escape(name)}\x01(?P<v>[^\x02]+)"
-    return pc.struct_field(pc.extract_regex(properties, pattern), 0)
-
-
 def _constant(value: bool | None) -> Condition:
     return lambda columns, count: pa.repeat(pa.scalar(value, pa.bool_()), count)
 
@@ -268,6 +264,15 @@ def _texts(values: pa.Array, pattern: str) -> pa.Array:
 
 
 def _integers(values: pa.Array) -> pa.Array:
+    lengths = pc.binary_length(values)
+    digits = pc.max(lengths).as_py()
+    if digits is not None and digits <= _DIGITS_MAX:
+        numbers = pa.Array.from_buffers(
+            pa.string(), len(values), values.buffers(), offset=values.offset
+        )
+        if pc.all(pc.ascii_is_decimal(numbers)).as_py():
+            # Digits only, as most numbers are: they are read at once.
+            return numbers.cast(pa.int64())
     return _texts(values, _INTEGER).cast(pa.int64())
 
 

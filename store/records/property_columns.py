@@ -7,13 +7,44 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raymq.store.base.arrays import Int64s
 
-from .binary_columns import ranges, value_bytes, value_offsets
+from .binary_columns import joined_values, ranges, value_bytes, value_offsets
+from .properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 
 #: with more names than these in one column, Arrow finds the others
 _NAMES_MAX = 64
+
+
+def property_column(properties: pa.Array, name: str) -> pa.Array:
+    """The value of one property of each row, as `PropertyColumns.value`: for few columns in half the time or less."""
+    offsets = value_offsets(properties)
+    rows, row_ends = offsets[:-1], offsets[1:]
+    needle = name.encode() + NAME_VALUE_SEPARATOR
+    places = pc.find_substring(properties, needle).fill_null(-1).to_numpy(zero_copy_only=False)
+    is_named = places >= 0
+    if joined_values(properties).count(needle) > np.count_nonzero(is_named):
+        # Of several in a row the last one counts, and a longer name may end like this one.
+        return PropertyColumns(properties).value(name)
+    if not is_named.any():
+        return pa.nulls(len(properties), pa.binary())
+
+    data = value_bytes(properties)
+    separator = PROPERTY_SEPARATOR[0]
+    is_named &= (places == 0) | (data[rows + places - 1] == separator)
+    starts = np.where(is_named, rows + places + len(needle), rows)
+    low, high = int(offsets[0]), int(offsets[-1])
+    separators = np.append(np.flatnonzero(data[low:high] == separator) + low, high)
+    ends = np.minimum(separators[np.searchsorted(separators, starts)], row_ends)
+    ends = np.where(is_named, ends, rows)
+
+    edges = np.stack([starts, ends], axis=1).ravel().astype(np.int32)
+    buffers = [None, pa.py_buffer(edges), properties.buffers()[2]]
+    # Every second piece is between two values.
+    pieces = pa.Array.from_buffers(pa.binary(), len(edges) - 1, buffers)
+    return pieces.take(pa.array(np.arange(0, len(edges), 2), mask=ends <= starts))
 
 
 class PropertyColumns:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Bools, Int64s
@@ -20,15 +19,13 @@ from raymq.store.config.delay_levels import DEFAULT_LEVELS_MS
 
 from .binary_columns import value_bytes, value_offsets
 from .producer_stamp import STAMP_BYTES, Stamps, read_column
-from .properties import TAG_NAME
+from .properties import TAG_NAME, TAGS
+from .property_columns import property_column
 from .record_decode import decode
 
 #: most rows decoded at a time: a limit for memory, and for the time during which the GIL is held
 DECODED_ROWS_MAX = 8192
 
-# If two properties have one name, the last counts: RocketMQ appends a batch's properties to each message's.
-_FIRST_TAG = r"(?:^|\x02)TAGS\x01(?P<v>[^\x02]+)"
-_LAST_TAG = r"(?s)^(?:.*\x02)?TAGS\x01(?P<v>[^\x02]+)"
 _TAGS = re.compile(rb"(?:^|(?<=\x02))TAGS\x01([^\x02]+)")
 _DELAY = re.compile(rb"(?s)^(?:.*\x02)?DELAY\x01(\d+)")
 #: the columns that decide about the edges of runs, and those of `tags_codes`
@@ -54,14 +51,11 @@ class RowRun(NamedTuple):
 
 
 def tag_column(properties: pa.Array) -> pa.Array:
-    """TAGS of each row's properties string; null without one."""
-    found = pc.struct_field(pc.extract_regex(properties, _FIRST_TAG), 0)
-    several = pc.greater(pc.count_substring(properties, TAG_NAME), 1)
-    if pc.any(several).as_py():
-        # The other pattern reads each string to its end. For most strings the first pattern is enough.
-        last = pc.struct_field(pc.extract_regex(properties, _LAST_TAG), 0)
-        found = pc.if_else(several, last, found)
-    return found
+    """TAGS of each row's properties string; null without one.
+
+    If there are several, the last counts: RocketMQ appends a batch's properties to each message's.
+    """
+    return property_column(properties, TAGS)
 
 
 def tags_codes(

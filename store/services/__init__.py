@@ -1,7 +1,8 @@
 """Services of a running store. They put messages of their own.
 
 checkpoint_service  syncs queues, index and configuration files; writes the checkpoint
-transaction         half messages
+transaction         half messages: prepare, commit, roll back, check
+half_messages       those of a store that leads: which are open, which are due to be checked
 staged_rows         rows of writes that are published whole, once they are decided
 stream_batches      the producers that batches of a stream share
 producer_ids        producer ids that names make

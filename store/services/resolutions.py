@@ -15,6 +15,8 @@ BLOCK = 256
 #: blocks that are kept below the first open half message, so that a repeated call gets the answer of the first one
 KEPT_BLOCKS = 4
 _MIN = "min"
+#: the lower bit of each pair of a block
+_LOWER_BITS = int("01" * BLOCK, 2)
 
 
 class Resolution(Enum):
@@ -48,9 +50,14 @@ class Resolutions:
 
     def open_ones(self, end: int) -> Iterator[int]:
         """Offsets of open half messages below `end`, ascending."""
-        for offset in range(self.min_open, end):
+        offset = self.min_open
+        while offset < end:
+            if offset % BLOCK == 0 and self._is_whole(offset // BLOCK, {}):
+                offset += BLOCK
+                continue
             if self.of(offset) is Resolution.OPEN:
                 yield offset
+            offset += 1
 
     def resolve(self, found: Mapping[int, Resolution]) -> dict[str, object]:
         """The changes to store for the half messages `found`: new values of blocks, and None for dropped blocks."""
@@ -63,7 +70,9 @@ class Resolutions:
 
         low = self.min_open
         while self._resolved(low, blocks):
-            low += 1
+            # Whole blocks at once: one half message may have been open while millions were resolved.
+            whole = low % BLOCK == 0 and self._is_whole(low // BLOCK, blocks)
+            low += BLOCK if whole else 1
 
         values: dict[str, Any] = {
             str(block): f"{value:0{BLOCK // 2}x}" for block, value in blocks.items()
@@ -71,12 +80,18 @@ class Resolutions:
         if low != self.min_open:
             values[_MIN] = low
 
-        gone = low // BLOCK - KEPT_BLOCKS
-        for key in {*self._table, *values}:
-            if key.isdigit() and int(key) < gone:
-                values[key] = None
+        if low // BLOCK != self.min_open // BLOCK:
+            gone = low // BLOCK - KEPT_BLOCKS
+            for key in {*self._table, *values}:
+                if key.isdigit() and int(key) < gone:
+                    values[key] = None
 
         return values
+
+    def _is_whole(self, block: int, blocks: Mapping[int, int]) -> bool:
+        """Whether all half messages of a block are resolved. Args: `blocks`: new values."""
+        value = blocks[block] if block in blocks else int(self._table.get(str(block), "0"), 16)
+        return (value | value >> 1) & _LOWER_BITS == _LOWER_BITS
 
     def _resolved(self, offset: int, blocks: Mapping[int, int]) -> bool:
         block, pair = divmod(offset, BLOCK)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from raymq.store.base.errors import OffsetOutOfRange
-from raymq.store.delay.delayed_record import host_of
+from raymq.store.base.format import host_of
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.queues.raw_records import decode_records

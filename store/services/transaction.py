@@ -11,12 +11,17 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from raymq.store.base.errors import Corrupt, Rejected, Unavailable
-from raymq.store.base.format import HALF_TOPIC, SYS_COMMITTED, SYS_TRANSACTION_MASK
+from raymq.store.base.format import (
+    HALF_TOPIC,
+    SYS_ANY_HOST_V6,
+    SYS_COMMITTED,
+    SYS_TRANSACTION_MASK,
+)
 from raymq.store.put.inner_message import EncodedInner, InnerMessage, ServiceProgress
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.key_check import check_key
@@ -35,6 +40,9 @@ DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 #: the group by whose offsets RocketMQ finds the end of the resolved half messages and op records
 GROUP = "CID_RMQ_SYS_TRANS"
 SERVICE = "transaction"
+
+#: property: the producer group that prepared a half message
+PRODUCER_GROUP = "PGROUP"
 
 _OP_TAG = "d"
 _OP_SEPARATOR = ","
@@ -83,10 +91,11 @@ class TransactionService:
 
     # --- calls of producers -----------------------------------------------------------------------
 
-    def prepare(self, message: InnerMessage) -> Half:
+    def prepare(self, message: InnerMessage, *, group: str | None = None) -> Half:
         """Put a message as a half message of its topic and queue. Consumers see it after `commit`.
 
         Delays are ignored: the transaction wins. Durable: nothing yet, see `MessageStore.put_inner`.
+        Args: `group`: the producer group; None: that of the message's PGROUP, if it has one.
         Raises: Rejected for a missing topic or queue, or missing KEYS that the topic needs. Otherwise as put_inner.
         """
         topics = self._store.state.topics
@@ -104,6 +113,8 @@ class TransactionService:
                 REAL_QUEUE: str(message.queue_id),
             }
         )
+        if group is not None:
+            properties[PRODUCER_GROUP] = group
 
         half = replace(
             message,
@@ -153,7 +164,7 @@ class TransactionService:
         self, offset: int, group: str | None, wanted: Resolution
     ) -> StoredMessage | None:
         """The half message, if it is open; None if it was resolved as `wanted` before."""
-        found = self._resolutions().of(offset)
+        found = self.outcome(offset)
         if found is wanted:
             return None
         if found is not Resolution.OPEN:
@@ -164,6 +175,9 @@ class TransactionService:
                 limit="an open half message",
             )
 
+        return self._readable_half(offset, group)
+
+    def _readable_half(self, offset: int, group: str | None) -> StoredMessage:
         half = read_one(self._store, HALF_TOPIC, 0, offset)
         if half is None:
             if offset < self._store.state.next_offsets.get((HALF_TOPIC, 0), 0):
@@ -172,7 +186,7 @@ class TransactionService:
             fault = f"half message {offset} does not exist"
             raise Rejected(fault, field="transaction", limit="a half message")
 
-        have = half.properties.get("PGROUP")
+        have = half.properties.get(PRODUCER_GROUP)
         if group is not None and have != group:
             fault = f"half message {offset} was prepared by producer group {have!r}, not {group!r}"
             raise Rejected(fault, field="group", limit=have)
@@ -184,7 +198,7 @@ class TransactionService:
             half.properties[REAL_TOPIC],
             int(half.properties[REAL_QUEUE]),
             half.properties,
-            sys_flag=(half.sys_flag & ~SYS_TRANSACTION_MASK) | SYS_COMMITTED,
+            sys_flag=(half.sys_flag & ~(SYS_TRANSACTION_MASK | SYS_ANY_HOST_V6)) | SYS_COMMITTED,
             prepared_transaction_offset=half.physical_offset,
         )
         return self._append_resolution(half, Resolution.COMMIT, [message])
@@ -224,6 +238,27 @@ class TransactionService:
             last_offset=UNKNOWN_OFFSET,
         )
 
+    # --- what is open -----------------------------------------------------------------------------
+
+    def outcome(self, offset: int) -> Resolution | None:
+        """The outcome of the half message at an offset; None: resolved too long ago to know."""
+        return self._resolutions().of(offset)
+
+    def open_ones(self, end: int) -> Iterator[int]:
+        """Offsets of open half messages below `end`, ascending."""
+        return self._resolutions().open_ones(end)
+
+    def checks(self, offset: int) -> int:
+        """How often a half message was checked."""
+        return int(self._progress_table().get(f"{_CHECKS}{offset}", 0))
+
+    def check_open(self, offset: int, group: str | None) -> Resolution:
+        """The outcome of a half message, which may be OPEN. Raises: as `commit`, for one that does not exist."""
+        found = self.outcome(offset)
+        if found is Resolution.OPEN:
+            self._readable_half(offset, group)
+        return Resolution.DISCARD if found is None else found
+
     # --- checks -----------------------------------------------------------------------------------
 
     def check(self, ask: AskProducer) -> CheckRound:
@@ -235,10 +270,7 @@ class TransactionService:
         self.take_over()
         clock = self._store.clock
         began_ms = clock.now_ms()
-        # After the wall clock was set back, store times stay ahead of it.
-        began_store_ms = began_ms + self._store.store_times.ahead_ms(
-            self._store.state.store_time_ms
-        )
+        began_store_ms = self._store_now_ms(began_ms)
         deadline_ms = clock.monotonic_ms() + self.round_ms
         counts = dict.fromkeys(Resolution, 0)
         asked = 0
@@ -253,13 +285,12 @@ class TransactionService:
             if half is None:
                 continue
 
-            # The producer's clock, or the shard's at that time, may have been ahead of this one.
-            age_ms = max(began_ms - half.born_time_ms, began_store_ms - half.store_time_ms)
+            age_ms = _age_ms(half, began_ms, began_store_ms)
             if half.store_time_ms > began_store_ms or clock.monotonic_ms() > deadline_ms:
                 break
-            if age_ms < self._immunity_ms(half):
+            if age_ms < self.immunity_ms(half.properties):
                 continue
-            checks = int(self._progress_table().get(f"{_CHECKS}{offset}", 0))
+            checks = self.checks(offset)
             if checks >= self.check_max or age_ms > self.reserved_ms:
                 counts[Resolution.DISCARD] += self._resolve_once(half, Resolution.DISCARD)
                 continue
@@ -267,23 +298,33 @@ class TransactionService:
             asked += 1
             answer = ask(half)
             if answer is Resolution.OPEN:
-                self._count_check(offset, checks + 1)
+                self.note_checks({offset: checks + 1})
             else:
                 counts[answer] += self._resolve_once(half, answer)
 
-        self._note_offsets()
+        self.note_offsets()
         outcomes = (Resolution.COMMIT, Resolution.ROLLBACK, Resolution.DISCARD)
         return CheckRound(asked, *(counts[outcome] for outcome in outcomes))
 
-    def _count_check(self, offset: int, checks: int) -> None:
+    def note_checks(self, checks: Mapping[int, int]) -> None:
+        """Store how often half messages were checked. Those that are not open any more do not count."""
         with self._lock:
-            if self._resolutions().of(offset) is Resolution.OPEN:
-                self._put_with_progress({f"{_CHECKS}{offset}": checks})
+            values = {
+                f"{_CHECKS}{offset}": count
+                for offset, count in checks.items()
+                if self.outcome(offset) is Resolution.OPEN
+            }
+            if values:
+                self._put_with_progress(values)
+
+    def discard(self, half: StoredMessage) -> bool:
+        """Give a half message up: it goes into DISCARD_TOPIC. Returns: whether it was open."""
+        return self._resolve_once(half, Resolution.DISCARD)
 
     def _resolve_once(self, half: StoredMessage, resolution: Resolution) -> bool:
         """Resolve a half message unless another call did. Returns: whether this call did it."""
         with self._lock:
-            if self._resolutions().of(half.queue_offset) is not Resolution.OPEN:
+            if self.outcome(half.queue_offset) is not Resolution.OPEN:
                 return False
 
             if resolution is Resolution.COMMIT:
@@ -301,9 +342,24 @@ class TransactionService:
             self._append_resolution(half, resolution, moved)
             return True
 
-    def _immunity_ms(self, half: StoredMessage) -> int:
-        wanted = half.properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
-        return int(wanted) * 1000 if wanted.isdigit() else self.timeout_ms
+    def immunity_ms(self, properties: Mapping[str, str]) -> int:
+        """The age from which on a half message with such properties is checked."""
+        wanted = properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
+        return int(wanted) * 1000 if wanted.isdecimal() else self.timeout_ms
+
+    def due_in_ms(self, half: StoredMessage) -> int:
+        """How long it takes until a half message is old enough to be checked; 0: it is."""
+        now_ms = self._store.clock.now_ms()
+        age_ms = _age_ms(half, now_ms, self._store_now_ms(now_ms))
+        return max(0, self.immunity_ms(half.properties) - age_ms)
+
+    def stored_ago_ms(self, store_time_ms: int) -> int:
+        """How long ago a store time was."""
+        return self._store_now_ms(self._store.clock.now_ms()) - store_time_ms
+
+    def _store_now_ms(self, now_ms: int) -> int:
+        """The clock of store times. After the wall clock was set back, they stay ahead of it."""
+        return now_ms + self._store.store_times.ahead_ms(self._store.state.store_time_ms)
 
     # --- RocketMQ's progress ----------------------------------------------------------------------
 
@@ -311,11 +367,8 @@ class TransactionService:
         """Import the op records that another engine wrote into this store. RayMQ's own say nothing new."""
         with self._lock:
             # RocketMQ moves this offset over half messages that are resolved, or that it wrote again to check them.
-            # Half messages below the queue's first one were deleted with their commit log file, so no commit can
-            # follow.
-            done = max(self._noted(HALF_TOPIC), self._store.queue_range(HALF_TOPIC, 0)[0])
+            found = self._deleted_ones(self._noted(HALF_TOPIC))
             resolutions = self._resolutions()
-            found = dict.fromkeys(resolutions.open_ones(done), Resolution.DISCARD)
 
             first, end = self._store.queue_range(OP_TOPIC, 0)
             at = max(first, self._noted(OP_TOPIC))
@@ -332,9 +385,21 @@ class TransactionService:
             if found:
                 self._put_with_progress(resolutions.resolve(found))
 
-        self._note_offsets()
+        self.note_offsets()
 
-    def _note_offsets(self) -> None:
+    def discard_deleted(self) -> None:
+        """Resolve the half messages that were deleted with their commit log file: no commit can follow."""
+        with self._lock:
+            found = self._deleted_ones(0)
+            if found:
+                self._put_with_progress(self._resolutions().resolve(found))
+
+    def _deleted_ones(self, done: int) -> dict[int, Resolution]:
+        """The open half messages below the queue's first one, and below `done`."""
+        done = max(done, self._store.queue_range(HALF_TOPIC, 0)[0])
+        return dict.fromkeys(self._resolutions().open_ones(done), Resolution.DISCARD)
+
+    def note_offsets(self) -> None:
         """Note RayMQ's progress, so that RocketMQ continues there if it opens this store."""
         _, op_end = self._store.queue_range(OP_TOPIC, 0)
         for topic, offset in ((HALF_TOPIC, self._resolutions().min_open), (OP_TOPIC, op_end)):
@@ -342,7 +407,7 @@ class TransactionService:
                 self._store.commit_offsets(GROUP, topic, {0: offset})
 
     def _noted(self, topic: str) -> int:
-        """The offset up to which RocketMQ, or the last call of `_note_offsets`, is done with a topic."""
+        """The offset up to which RocketMQ, or the last call of `note_offsets`, is done with a topic."""
         return self._store.state.offsets.get((GROUP, topic), {}).get(0, 0)
 
     def _progress_table(self) -> dict[str, Any]:
@@ -350,3 +415,8 @@ class TransactionService:
 
     def _resolutions(self) -> Resolutions:
         return Resolutions(self._progress_table())
+
+
+def _age_ms(half: StoredMessage, now_ms: int, store_now_ms: int) -> int:
+    """The age of a half message. The producer's clock, or the shard's at that time, may have been ahead of this one."""
+    return max(now_ms - half.born_time_ms, store_now_ms - half.store_time_ms)

@@ -728,6 +728,22 @@ def test_a_leader_that_is_cut_off_says_nothing_that_a_newer_one_may_contradict(
         ask()
 
 
+@pytest.mark.parametrize("decision", ["commit", "rollback", "unknown"])
+def test_a_leader_that_is_cut_off_does_not_say_what_has_become_of_a_half_message(
+    shard: Shard, decision: str
+) -> None:
+    shard.start_all()
+    first = shard.wait_leader()
+    host = shard.hosts[first]
+    assert host.store.topics.create("t", 1, [0]) is not None
+    confirm_only(host.store)
+    shard.isolate(first)
+    assert host.elections.leads
+    # The half message may be in the log of a newer leader.
+    with pytest.raises(Unavailable, match="does not lead"):
+        host.call("end_half", {"offset": 0, "group": "g", "decision": decision})
+
+
 def test_too_few_answers_within_the_limit_refuse_a_question(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

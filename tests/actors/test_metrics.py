@@ -43,6 +43,7 @@ from raymq.actors.shared.processes import ProcessIdentity
 from raymq.actors.shared.wakeup import wakeup_directory
 from raymq.actors.supervise.replica_host import ReplicaHost
 from raymq.cluster.controller.controller_metrics import CONTROLLER_METRICS
+from raymq.cluster.deploy.rocketmq_door import ROCKETMQ_METRICS
 from raymq.store.base.errors import DeliveryUnknown, Rejected
 from raymq.store.base.files import Files
 from raymq.store.config.store_config import StoreConfig
@@ -53,7 +54,7 @@ from tests.support.roles import leader_of
 from tests.support.waiting import until
 
 #: of a leader, then of a controller
-ALL_METRICS = (*METRICS, *CONTROLLER_METRICS)
+ALL_METRICS = (*METRICS, *CONTROLLER_METRICS, *ROCKETMQ_METRICS)
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT = 256 * 1024
 CONFIG = StoreConfig(
@@ -602,7 +603,9 @@ def test_metric_names_end_with_unit_and_kind() -> None:
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         if metric.kind == "latency":
             assert metric.name.endswith("_seconds")
-        assert {*metric.common, *metric.tags} <= {"cluster", "shard", "replica", "topic", "group"}
+        assert {*metric.common, *metric.tags} <= {
+            *("cluster", "shard", "replica", "topic", "group", "code")
+        }
 
 
 def test_the_documentation_has_every_metric_with_its_kind_and_no_other() -> None:

@@ -56,6 +56,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             ("offsets", {"group": "g"}),
             ("commit_offsets", {"group": "g", "offsets": {"0": 0}}),
             ("send_back", {"group": "g", "queue_id": 0, "offset": 0, "delay_level": 0}),
+            ("prepare_half", {each: HALF[each] for each in HALF if each != "topic"}),
         ):
             yield op, {**more, "topic": name}, "topic"
 
@@ -93,6 +94,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
 
         yield from calls_of_a_shard(wrong)
         yield from queries(wrong)
+        yield from transactions(wrong)
         yield from calls_between_replicas(wrong)
 
     for shards in ([], [1], [0] * 300_000, list(range(300_000)), [-1], "0", 0, None):
@@ -111,6 +113,50 @@ FIND = {
     "end_ms": 1,
     "max_records": 64,
 }
+
+
+HALF = {
+    "topic": "t",
+    "queue_id": 0,
+    "group": "g",
+    "body": "",
+    "properties": {},
+    "born_time_ms": 0,
+}
+
+
+def transactions(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of those on half messages."""
+    ended = {"offset": 0, "group": "g", "decision": "commit"}
+    asked = {"groups": ["g"], "max_records": 1}
+    for number in ("queue_id", "born_time_ms"):
+        yield "prepare_half", {**HALF, number: wrong}, number
+    for text in ("body", "properties"):
+        yield "prepare_half", {**HALF, text: wrong}, text
+    yield "end_half", {**ended, "offset": wrong}, "offset"
+    yield "end_half", {**ended, "decision": wrong}, "decision"
+    yield "halves_to_check", {**asked, "groups": wrong if wrong != [1] else []}, "groups"
+    yield "halves_to_check", {**asked, "max_records": wrong}, "max_records"
+
+    if wrong != "1":
+        yield "prepare_half", {**HALF, "group": wrong}, "group"
+        yield "end_half", {**ended, "group": wrong}, "group"
+        yield "halves_to_check", {**asked, "groups": [wrong]}, "groups"
+    if wrong is not None:
+        yield "prepare_half", {**HALF, "sys_flag": wrong}, "sys_flag"
+        yield "prepare_half", {**HALF, "born_host": wrong}, "born_host"
+        yield "end_half", {**ended, "physical_offset": wrong}, "physical_offset"
+    if wrong is not None and wrong != -5:
+        yield "prepare_half", {**HALF, "flag": wrong}, "flag"
+    for properties in ({"a\x01": "b"}, {"a": "b\x02"}, {"": "b"}):
+        yield "prepare_half", {**HALF, "properties": properties}, "properties"
+    yield "prepare_half", {**HALF, "sys_flag": 4}, "sys_flag"
+    yield "prepare_half", {**HALF, "queue_id": 2}, "queue_id"
+    for group in ("", "no group!", "g" * 300):
+        yield "prepare_half", {**HALF, "group": group}, "group"
+        yield "halves_to_check", {**asked, "groups": ["g", group]}, "group"
+    yield "halves_to_check", {**asked, "groups": ["g"] * 1001}, "groups"
+    yield "halves_to_check", {**asked, "max_records": 257}, "max_records"
 
 
 def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -371,7 +371,7 @@ def test_every_row_of_the_table_of_functions_is_a_command_of_the_grammar() -> No
 #: what a number counts, in an option's name or its text
 _UNIT = re.compile(
     "bytes|copies|MiB|-s |seconds|milliseconds|messages|queues|shards|rows|batches|workers|consumers"
-    "|topics|offset|queue"
+    "|topics|offset|queue|port"
 )
 
 

@@ -829,7 +829,7 @@ def test_a_topic_is_described_from_the_shards_that_have_its_queues() -> None:
 
 def test_all_actor_keys_cover_every_flush_mode() -> None:
     record = new_record(StartOptions(shards=2, replicas=2))
-    assert len(actor_states.all_actor_keys(record)) == 2 * 2 * 5
+    assert len(actor_states.all_actor_keys(record)) == 2 * 2 * 6
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,8 @@ def test_a_record_without_further_options_opens_with_the_defaults(tmp_path: Path
         flush="async", segment_size_bytes=64 << 20, file_reserved_hours=48
     )
     save_record(paths, stored, files)
-    assert json.loads(paths.cluster.read_text()) == {**json.loads(OLD_RECORD), "config": {}}
+    new = {"config": {}, "rocketmq_port": None, "rocketmq_access": "key"}
+    assert json.loads(paths.cluster.read_text()) == {**json.loads(OLD_RECORD), **new}
 
 
 def test_a_record_with_an_option_of_a_later_version_is_not_changed(tmp_path: Path) -> None:

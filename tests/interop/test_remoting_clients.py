@@ -18,6 +18,8 @@ from tests.support.waiting import until
 #: of each kind: sync, async, one-way, in a batch; and one large message
 COUNT = 40
 MESSAGES = 4 * COUNT + 1
+#: half messages: a third of them is committed at once, a third is rolled back
+COUNT_HALVES = 30
 
 Run = Callable[..., dict[str, Any]]
 
@@ -37,7 +39,7 @@ def run(shard: ServedShard, program: Program, tmp_path_factory) -> Iterator[Run]
 
         def run_scenario(scenario: str, topic: str, *words: object, options=()) -> dict[str, Any]:
             """Args: `words`: of the scenario. `options`: of Java."""
-            arguments = [scenario, f"127.0.0.1:{server.port}", topic, *map(str, words)]
+            arguments = [scenario, f"127.0.0.1:{server.listen(0)}", topic, *map(str, words)]
             done = subprocess.run(
                 [
                     program.java,
@@ -106,3 +108,20 @@ def test_the_java_client_reads_by_tag_and_by_sql(run: Run, shard: ServedShard) -
     expression = "sql:number < 10 AND TAGS = 'async'"
     by_sql = run("push", "filtered", 10, "by_sql", expression)
     assert (by_sql["received"], list(by_sql["bytes"])) == (10, ["async"])
+
+
+def test_the_java_client_makes_transactions_and_consumers_see_the_committed_ones(
+    run: Run, shard: ServedShard
+) -> None:
+    shard.cluster.create_topic("paid", queues=4)
+    found = run("transact", "paid", COUNT_HALVES)
+    third = COUNT_HALVES // 3
+    assert found == {
+        "asked": True,
+        "checked": third,
+        "states": {"SEND_OK": COUNT_HALVES},
+        "wrong": 0,
+    }
+    # Those that were committed at once, and those that were committed when the server asked.
+    read = run("push", "paid", 2 * third, "accounts", "half")
+    assert (read["all"], read["received"], read["distinct"]) == (True, 2 * third, 2 * third)

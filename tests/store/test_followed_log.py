@@ -21,6 +21,7 @@ from raymq.store.log.epochs import state_records
 from raymq.store.log.recovery.snapshot_head import read_head, snapshot_starts
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records import rows
+from raymq.store.services.half_messages import HalfEnd, HalfMessages
 from raymq.store.state.shard_state import (
     INTERNAL_TOPIC,
     NO_BUNDLE,
@@ -113,6 +114,41 @@ def test_state_queues_and_log_are_the_leaders_once_confirmed() -> None:
     assert state_of(follower) == state_of(leader)
     assert bodies(follower) == bodies(leader)
     assert follower.log.last_epoch == 1
+
+
+def test_a_follower_that_takes_over_has_the_half_messages_with_their_ends_and_counts() -> None:
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    halves = HalfMessages(leader)
+    halves.load()
+    names = ("committed", "asked", "late")
+    offsets = [
+        halves.prepare(InnerMessage("t", 0, name.encode(), {"UNIQ_KEY": name}), "g").offset
+        for name in names
+    ]
+    confirm(leader)
+    leader.clock.sleep_ms(6_000)
+    assert len(halves.hand_out(["g"], 3).halves) == 3
+    halves.end(offsets[0], "g", HalfEnd.COMMIT)
+    end = send(leader, follower)
+    halves.end(offsets[2], "g", HalfEnd.COMMIT)
+    confirm_upto(follower, end)
+    follower.lead(2)
+    confirm(follower)
+
+    halves = HalfMessages(follower)
+    halves.load()
+    assert halves.open_count == 2
+    assert halves.prepare(InnerMessage("t", 0, b"", {"UNIQ_KEY": "asked"}), "g").is_repeated
+    follower.clock.sleep_ms(36_000)
+    assert [half.checks for half in halves.hand_out(["g"], 3).halves] == [2, 2]
+    assert halves.end(offsets[0], "g", HalfEnd.COMMIT).is_repeated
+    with pytest.raises(Rejected, match="resolved as COMMIT"):
+        halves.end(offsets[0], "g", HalfEnd.ROLLBACK)
+    # Its commit was lost with the leader before, and was not answered.
+    halves.end(offsets[2], "g", HalfEnd.ROLLBACK)
+    confirm(follower)
+    (record,) = bodies(follower)["t", 0]
+    assert b"committed" in record
 
 
 def test_nothing_is_visible_before_it_is_confirmed() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.store.records.properties import decode
-from raymq.store.records.property_columns import PropertyColumns
+from raymq.store.records.property_columns import PropertyColumns, property_column
 
 PIECES = (
     b"\x01",
@@ -67,3 +67,16 @@ def test_hundreds_of_different_names_are_found_too():
     ]
     found = pairs_of(PropertyColumns(pa.array(rows)), (), len(rows))
     assert found == [decode(row) for row in rows]
+
+
+@given(ROWS)
+def test_one_property_alone_is_the_same_column(rows):
+    column = pa.array([b"a\x01it\x02", *rows], pa.binary()).slice(1)
+    columns = PropertyColumns(column)
+    for name in ("a", "b", "TAGS", "missing"):
+        assert property_column(column, name).to_pylist() == columns.value(name).to_pylist()
+
+
+def test_a_longer_name_with_the_same_end_is_another_property():
+    rows = pa.array([b"price\x011\x02", b"xprice\x012\x02", b"n\x01price\x02price\x013"])
+    assert property_column(rows, "price").to_pylist() == [b"1", None, b"3"]

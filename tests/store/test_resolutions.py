@@ -50,3 +50,18 @@ def test_nothing_changes_before_the_values_are_stored():
     }
     assert table == {}
     assert Resolutions(table).of(0) is Resolution.OPEN
+
+
+def test_whole_blocks_are_passed_at_once():
+    table: dict = {}
+    count = 100 * BLOCK
+    found = {offset: Resolution.COMMIT for offset in range(count) if offset not in (0, 5 * BLOCK)}
+    apply(table, Resolutions(table).resolve(found))
+    assert list(Resolutions(table).open_ones(count + 2)) == [0, 5 * BLOCK, count, count + 1]
+    apply(table, Resolutions(table).resolve({0: Resolution.ROLLBACK}))
+    assert Resolutions(table).min_open == 5 * BLOCK
+    apply(table, Resolutions(table).resolve({5 * BLOCK: Resolution.ROLLBACK}))
+    assert Resolutions(table).min_open == count
+    assert Resolutions(table).of(count - 1) is Resolution.COMMIT
+    assert Resolutions(table).of(0) is None
+    assert len(table) <= KEPT_BLOCKS + 2

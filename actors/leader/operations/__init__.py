@@ -7,6 +7,7 @@ offsets    offsets of consumer groups, and messages that a group sends back
 groups     heartbeats of members of consumer groups, and claims of queues
 queries    messages by time, key and id
 timers     timers that are cancelled
+transactions  half messages: prepared, ended, checked
 producers  producers and their epochs
 writes     staged writes: the decision, and the publication of rows
 shard      the shard itself: who leads, what was lost, other shards, old files

@@ -8,6 +8,7 @@ from typing import Protocol
 from raymq.actors.api import call_arguments
 from raymq.actors.leader.group_service import GroupService
 from raymq.actors.leader.queue_claims import QueueClaims
+from raymq.actors.leader.transactions import Transactions
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.delay.timer_cancel import CancelledTimer
@@ -23,6 +24,7 @@ class LeaderScope(Protocol):
     store: MessageStore
     groups: GroupService
     claims: QueueClaims
+    transactions: Transactions
 
     def check_serving(self) -> None:
         """Raises: Unavailable, when the shard takes no writes."""

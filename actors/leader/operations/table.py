@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raymq.actors.api.operations import merge
 
-from . import groups, offsets, producers, queries, shard, timers, topics, writes
+from . import groups, offsets, producers, queries, shard, timers, topics, transactions, writes
 
 OPERATIONS = merge(
     shard.OPERATIONS,
@@ -13,6 +13,7 @@ OPERATIONS = merge(
     groups.OPERATIONS,
     queries.OPERATIONS,
     timers.OPERATIONS,
+    transactions.OPERATIONS,
     producers.OPERATIONS,
     writes.OPERATIONS,
 )

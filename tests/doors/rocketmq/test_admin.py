@@ -407,7 +407,7 @@ def test_each_broker_answers_for_its_own_queues(
         RocketMQServer(wide.cluster, access="open") as server,
         RemotingClient(server.addresses[0]) as first,
         RemotingClient(server.addresses[1]) as second,
-        RemotingClient(f"127.0.0.1:{server.port}") as names,
+        RemotingClient(f"127.0.0.1:{server.listen(0)}") as names,
     ):
         fields = {"topic": "wide", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
         for broker in (first, second):

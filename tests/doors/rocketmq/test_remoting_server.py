@@ -143,7 +143,7 @@ def test_a_server_that_stops_tells_its_clients_to_go_away(shard) -> None:
 
 def test_a_port_that_is_taken_is_said(shard, server: RocketMQServer) -> None:
     with pytest.raises(OSError, match="Address already in use"):
-        RocketMQServer(shard.cluster, port=server.port)
+        RocketMQServer(shard.cluster, shard_ports={0: server.addresses[0].port})
 
 
 def test_a_request_without_the_right_signature_is_refused_and_its_connection_ends(shard) -> None:

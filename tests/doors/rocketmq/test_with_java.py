@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from raymq.client.messages.compressed_body import inflate
 from raymq.doors.rocketmq import codes
 from raymq.doors.rocketmq.codes import RequestCode, ResponseCode
 from raymq.doors.rocketmq.command import (
@@ -25,7 +26,7 @@ from raymq.doors.rocketmq.json_dialect import JsonKey, object_key, read_json, wr
 from raymq.doors.rocketmq.message_batch import decode_batch, encode_batch
 from raymq.doors.rocketmq.property_text import split
 from raymq.doors.rocketmq.signature import sign
-from raymq.doors.rocketmq.sys_flags import COMPRESSED, inflate
+from raymq.store.base.format import SYS_COMPRESSED
 from raymq.store.records.properties import decode as decode_properties
 from tests.support.oracle import Missing, Oracle, prepare
 
@@ -206,7 +207,7 @@ def test_we_inflate_what_clients_compress(java):
     for line in lines:
         packed = b64decode(line["body"])
         assert len(packed) < len(body)
-        assert inflate(packed, COMPRESSED | line["flag"], len(body)) == body
+        assert inflate(packed, SYS_COMPRESSED | line["flag"], len(body)) == body
 
 
 def test_properties_are_split_as_rocketmq_reads_them(java):

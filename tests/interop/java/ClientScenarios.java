@@ -17,8 +17,11 @@ import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -37,6 +40,7 @@ public class ClientScenarios {
         Map<String, Object> found = switch (scenario) {
             case "send" -> send(nameServer, topic, count);
             case "push" -> push(nameServer, topic, count, args[4], args[5]);
+            case "transact" -> transact(nameServer, topic, count);
             case "pull" -> pull(nameServer, topic, count, args[4]);
             default -> throw new IllegalArgumentException(scenario);
         };
@@ -115,6 +119,61 @@ public class ClientScenarios {
         message.setFlag(number);
         message.putUserProperty("number", String.valueOf(number));
         return message;
+    }
+
+    /** Half messages that are committed, rolled back, or committed when the server asks: a third of each. */
+    private static Map<String, Object> transact(String nameServer, String topic, int count)
+            throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer("scenario-payers", hook());
+        producer.setNamesrvAddr(nameServer);
+        producer.setSendMsgTimeout(10_000);
+        Map<String, String> executed = new ConcurrentHashMap<>();
+        Map<String, String> checked = new ConcurrentHashMap<>();
+        AtomicInteger wrong = new AtomicInteger();
+        CountDownLatch asked = new CountDownLatch(count / 3);
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object number) {
+                executed.put(message.getTransactionId(), message.getKeys());
+                return switch ((int) number % 3) {
+                    case 0 -> LocalTransactionState.COMMIT_MESSAGE;
+                    case 1 -> LocalTransactionState.ROLLBACK_MESSAGE;
+                    default -> LocalTransactionState.UNKNOW;
+                };
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                String body = new String(message.getBody(), StandardCharsets.UTF_8);
+                boolean isSame = message.getTopic().equals(topic) && message.getTags().equals("half")
+                        && message.getKeys().equals(executed.get(message.getTransactionId()))
+                        && message.getKeys().equals("key-" + body)
+                        && message.getFlag() == Integer.parseInt(message.getUserProperty("number"));
+                if (!isSame || checked.put(message.getTransactionId(), body) != null) {
+                    wrong.incrementAndGet();
+                }
+                asked.countDown();
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+        producer.start();
+        Map<String, Integer> states = new TreeMap<>();
+        for (int i = 0; i < count; i++) {
+            SendResult sent = producer.sendMessageInTransaction(message(topic, "half", i), i);
+            states.merge(sent.getSendStatus().name(), 1, Integer::sum);
+            if (!executed.containsKey(sent.getTransactionId())) {
+                wrong.incrementAndGet();
+            }
+        }
+        Map<String, Object> found = new TreeMap<>();
+        found.put("asked", asked.await(WAIT_S, TimeUnit.SECONDS));
+        // The answers go one-way.
+        Thread.sleep(1_000);
+        producer.shutdown();
+        found.put("checked", checked.size());
+        found.put("states", states);
+        found.put("wrong", wrong.get());
+        return found;
     }
 
     /** A push consumer that reads so many messages from the begin. */
