@@ -139,14 +139,16 @@ class GroupAdminProcessor:
     # --- which there are --------------------------------------------------------------------------
 
     async def _names(self) -> set[str]:
-        """All groups: those with offsets, with a retry topic, and those that are connected."""
-        stored = await self._shards.in_thread(list_groups, self._shards.handle)
+        """The groups with a retry topic, and those that are connected.
+
+        Tools find the brokers of a group by its retry topic. They would show a lag of 0 for a group without one: groups
+        of RayMQ's own consumers are left to `raymq group`.
+        """
+        topics = await self._shards.topics()
         retried = {
-            each.removeprefix(RETRY_PREFIX)
-            for each in await self._shards.topics()
-            if each.startswith(RETRY_PREFIX)
+            each.removeprefix(RETRY_PREFIX) for each in topics if each.startswith(RETRY_PREFIX)
         }
-        return {*stored, *retried, *self._clients.groups}
+        return {*retried, *self._clients.groups}
 
     async def _groups_of_topic(
         self, connection: ClientConnection, request: RemotingCommand

@@ -12,7 +12,7 @@ from raymq.store.records.requests import FetchRequest
 from .shards import Shards
 from .topology import BrokerAddress, BrokerQueues
 
-_INT = struct.Struct(">i")
+_INT, _LONG = struct.Struct(">i"), struct.Struct(">q")
 #: one record may have so many bytes
 RECORD_BYTES = 64 << 20
 
@@ -29,7 +29,9 @@ async def read_record(
             raise part.error
         if part.records is not None and len(part.records):
             found: bytes = part.records[0].as_py()
-            return found
+            (at,) = _LONG.unpack_from(found, fmt.QUEUE_OFFSET_AT)
+            # Of a compacted topic the next message that is left may come instead.
+            return found if at == offset else None
     return None
 
 
