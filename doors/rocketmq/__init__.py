@@ -20,6 +20,12 @@ end_transaction   their commits and rollbacks
 transaction_check  asks producers what has become of them
 send_back         messages that a consumer could not handle
 pull_message      pulls
+query_messages    messages by key, by id, and by their place in the log
+stored_record     records, and fields of them
+admin_cluster     brokers for RocketMQ's tools, and what else they ask a name server
+admin_topics      topics for them
+admin_groups      groups for them
+admin_clients     connected clients for them
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 client_table      the clients that are connected

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from raymq.client.consume.selector import selector_of
 from raymq.store.base.errors import RayMQError, Rejected
@@ -19,9 +18,8 @@ from .client_table import ClientTable, ConsumerFacts
 from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
-from .json_dialect import read_json, write_json
-from .malformed import Malformed
-from .request_fields import RequestFields
+from .json_dialect import write_json
+from .request_fields import RequestFields, json_body
 
 logger = logging.getLogger("raymq.rocketmq")
 
@@ -71,7 +69,7 @@ class ClientManageProcessor:
         return self._members(request)
 
     def _beat(self, connection: ClientConnection, request: RemotingCommand) -> RemotingCommand:
-        fields = _body(request)
+        fields = json_body(request)
         try:
             client_id = str(fields["clientID"])
             producers = [str(each["groupName"]) for each in fields.get("producerDataSet") or ()]
@@ -140,7 +138,7 @@ class ClientManageProcessor:
 
 def _check_client(request: RemotingCommand) -> RemotingCommand:
     """Refuse an SQL expression that cannot be used. Raises: Refused with the place of the fault."""
-    fields = _body(request)
+    fields = json_body(request)
     subscription = fields.get("subscriptionData")
     if isinstance(subscription, dict) and subscription.get("expressionType") == "SQL92":
         try:
@@ -148,16 +146,3 @@ def _check_client(request: RemotingCommand) -> RemotingCommand:
         except Rejected as error:
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     return answer(request, ResponseCode.SUCCESS)
-
-
-def _body(request: RemotingCommand) -> dict[str, Any]:
-    """The object in the body of a request. Raises: Refused."""
-    try:
-        found = read_json(request.body)
-    except Malformed as error:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"the body cannot be read as JSON: {error}"
-        ) from error
-    if not isinstance(found, dict):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the body must be a JSON object")
-    return found

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import require
 
 from . import command as commands
+from .codes import Language
 from .command import HEAD_BYTES, FrameHead, Malformed, RemotingCommand
 
 logger = logging.getLogger("raymq.rocketmq")
@@ -94,12 +96,15 @@ class ClientConnection(asyncio.Protocol):
         self.peer: tuple[str, int] = ("0.0.0.0", 0)
         #: of the newest request
         self.version = 0
+        self.language: str | int = Language.OTHER.name
         self.heard_s = clock()
         self._moved_s = self.heard_s
         self._unsent_bytes = 0
         #: frames of this turn of the loop
         self._outgoing: list[bytes] = []
         self._opaques = itertools.count(1)
+        #: opaque -> the answer to a request of this server
+        self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -124,6 +129,9 @@ class ClientConnection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self.is_closed = True
         self._release()
+        for answered in self._asked.values():
+            if not answered.done():
+                answered.set_exception(ConnectionError(f"the client {self!r} has gone"))
         self._receiver.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -189,10 +197,14 @@ class ClientConnection(asyncio.Protocol):
         """Take a whole frame. Args: `frame`: header and body."""
         header, body = frame[: head.header_bytes], frame[head.header_bytes :]
         received = commands.decode_header(header, head.header_type)._replace(body=body)
-        self.version = received.version or self.version
         if received.is_response:
-            # The server asks for no answer.
+            answered = self._asked.get(received.opaque)
+            # An answer that nothing waits for any more is dropped.
+            if answered is not None and not answered.done():
+                answered.set_result(received)
             return
+        self.version = received.version or self.version
+        self.language = received.language
         self._receiver.received(self, received)
 
     # --- answers ----------------------------------------------------------------------------------
@@ -225,11 +237,33 @@ class ClientConnection(asyncio.Protocol):
             )
         )
 
+    async def ask(
+        self, code: int, fields: dict[str, str], body: bytes = b"", *, timeout_s: float
+    ) -> RemotingCommand:
+        """Send a request, and wait for the client's answer.
+
+        Raises: TimeoutError when none comes within `timeout_s`; ConnectionError when the client has gone.
+        """
+        if self.is_closed:
+            raise ConnectionError(f"the client {self!r} has gone")
+        opaque = next(self._opaques)
+        answered = self._asked[opaque] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(RemotingCommand(code, opaque, fields=fields, body=body))
+            return await asyncio.wait_for(answered, timeout_s)
+        finally:
+            del self._asked[opaque]
+
     def _note_unsent(self) -> None:
         unsent = self._open_transport.get_write_buffer_size()
         if not unsent:
             self._moved_s = self._clock()
         self._unsent_bytes = unsent
+
+    @property
+    def heard_ms(self) -> int:
+        """When the client was heard last, in ms since 1970."""
+        return Clock().now_ms() - int((self._clock() - self.heard_s) * 1000)
 
     @property
     def is_slow(self) -> bool:

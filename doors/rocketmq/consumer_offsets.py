@@ -18,6 +18,7 @@ from .connection import ClientConnection
 from .named_queue import named_queue
 from .request_fields import RequestFields
 from .shards import Shards
+from .stored_record import stored_ms
 
 logger = logging.getLogger("raymq.rocketmq")
 
@@ -124,11 +125,12 @@ class ConsumerOffsetProcessor:
 
 
 class QueueOffsetProcessor:
-    """Answers GET_MAX_OFFSET, GET_MIN_OFFSET and SEARCH_OFFSET_BY_TIMESTAMP."""
+    """Answers GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME and SEARCH_OFFSET_BY_TIMESTAMP."""
 
     CODES = (
         RequestCode.GET_MAX_OFFSET,
         RequestCode.GET_MIN_OFFSET,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
     )
 
@@ -138,7 +140,7 @@ class QueueOffsetProcessor:
     async def process(
         self, connection: ClientConnection, request: RemotingCommand
     ) -> RemotingCommand:
-        """An offset of one queue. Raises: Refused, RayMQError."""
+        """An offset or time of one queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         topic = fields.text("topic")
         _, shard, queue_id = await named_queue(self._shards, connection, fields)
@@ -154,5 +156,10 @@ class QueueOffsetProcessor:
             return answer(request, ResponseCode.SUCCESS, {"offset": str(found[str(queue_id)])})
         ranges = await self._shards.call(shard, "queue_ranges", {"topic": topic})
         low, high = ranges.get(str(queue_id), [0, 0])
+        if request.code == RequestCode.GET_EARLIEST_MSG_STORETIME:
+            time_ms = (
+                await stored_ms(self._shards, shard, topic, queue_id, low) if high > low else 0
+            )
+            return answer(request, ResponseCode.SUCCESS, {"timestamp": str(time_ms or -1)})
         offset = high if request.code == RequestCode.GET_MAX_OFFSET else low
         return answer(request, ResponseCode.SUCCESS, {"offset": str(offset)})

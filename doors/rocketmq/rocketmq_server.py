@@ -10,14 +10,29 @@ from collections.abc import Mapping
 from raymq.client.handle import ClusterHandle
 
 from .access import Access, AccessCheck
+from .admin_clients import ClientAdminProcessor, ClientRelayProcessor
+from .admin_cluster import ClusterAdminProcessor, NameServerAdminProcessor
+from .admin_groups import GroupAdminProcessor
+from .admin_topics import TopicAdminProcessor
 from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
 from .end_transaction import EndTransactionProcessor
 from .half_sends import HalfMessageSender
-from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
+from .processors import (
+    ADMIN,
+    CALL,
+    MEMORY,
+    PULL,
+    RELAY,
+    SEND,
+    CodedProcessor,
+    Executor,
+    ProcessorTable,
+)
 from .pull_message import PullMessageProcessor
+from .query_messages import QueryMessageProcessor, RecordReader
 from .remoting_server import RemotingServer, ServerCounts
 from .route_info import RouteInfoProcessor
 from .send_back import SendBackProcessor
@@ -141,11 +156,28 @@ class RocketMQServer:
         self.table.register(CALL, committed.process, committed.CODES)
         ranges = QueueOffsetProcessor(self._shards)
         self.table.register(CALL, ranges.process, ranges.CODES)
+        self._register_tools(clients, offsets)
         routes = RouteInfoProcessor(self._shards, self.brokers)
         self.table.register(CALL, routes.process, routes.CODES)
 
         checks = TransactionCheckService(self._shards, clients, self.brokers)
         self._checks = loop.create_task(checks.run())
+
+    def _register_tools(self, clients: ClientTable, offsets: OffsetStore) -> None:
+        """What RocketMQ's tools and dashboards ask."""
+        shards = self._shards.for_tools()
+        records = RecordReader(shards, self.brokers)
+        rows: tuple[tuple[Executor, CodedProcessor], ...] = (
+            (ADMIN, QueryMessageProcessor(shards, records)),
+            (ADMIN, TopicAdminProcessor(shards)),
+            (ADMIN, GroupAdminProcessor(shards, clients, offsets)),
+            (ADMIN, ClusterAdminProcessor(shards, self.brokers)),
+            (MEMORY, ClientAdminProcessor(clients)),
+            (MEMORY, NameServerAdminProcessor()),
+            (RELAY, ClientRelayProcessor(clients, records)),
+        )
+        for executor, processor in rows:
+            self.table.register(executor, processor.process, processor.CODES)
 
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""
@@ -159,6 +191,7 @@ class RocketMQServer:
         self._checks.cancel()
         await asyncio.gather(self._checks, return_exceptions=True)
         await self._offsets.flush()
+        await self._shards.stop_looking()
 
     def _end(self) -> None:
         self._shards.close()
