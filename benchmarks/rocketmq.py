@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, cast
 
 import raymq
 from benchmarks import rocketmq_broker
@@ -51,19 +52,19 @@ class JavaClient:
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._input = cast(IO[str], self._process.stdin)
+        self._output = cast(IO[str], self._process.stdout)
         self._answer()
 
     def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._output.readline()
         if not line:
             raise RuntimeError("the Java process has ended")
         return line
 
     def load(self, name: str, seconds: float) -> dict[str, float]:
         """Run a load. Returns: its figures."""
-        assert self._process.stdin is not None
-        print(name, seconds, file=self._process.stdin, flush=True)
+        print(name, seconds, file=self._input, flush=True)
         words = self._answer().split()
         return {key: float(value) for key, value in zip(words[::2], words[1::2], strict=True)}
 

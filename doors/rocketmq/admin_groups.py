@@ -13,8 +13,7 @@ from raymq.client.group_admin import delete_group
 from raymq.client.group_facts import list_groups, topics_with_offsets
 from raymq.store.base.errors import Rejected, TopicMissing
 from raymq.store.base.format import RETRY_PREFIX
-from raymq.store.services.retry import RETRY_MAX_TIMES
-from raymq.store.state.topics import retry_topic
+from raymq.store.state.topics import RETRY_MAX_TIMES, retry_topic
 
 from .admin_topics import NO_VERSION, queue_key
 from .answers import Refused

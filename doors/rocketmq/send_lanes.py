@@ -1,4 +1,4 @@
-"""Gathers the messages of many clients into batches: at most two turns of a shard are under way, the rest wait for them.
+"""Gathers the messages of many clients into batches: at most two turns of a shard are under way, the rest wait.
 
 A turn is a batch of each queue that has messages, and all of them travel together. So a message that comes alone is
 sent at once, and under load the answer to one turn sends the next one.

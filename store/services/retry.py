@@ -15,12 +15,10 @@ from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import TopicInfo
-from raymq.store.state.topics import dlq_topic, retry_topic
+from raymq.store.state.topics import RETRY_MAX_TIMES, dlq_topic, retry_topic
 
 from .stored_message import StoredMessage, read_one
 
-#: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
-RETRY_MAX_TIMES = 16
 #: level of the first retry. Each further retry takes the next level: 10 s, 30 s, 1 m, ... 2 h
 FIRST_LEVEL = 3
 
