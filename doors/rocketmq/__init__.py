@@ -18,6 +18,7 @@ delayed_sends     messages that are delivered later
 half_sends        half messages of transactions
 end_transaction   their commits and rollbacks
 transaction_check  asks producers what has become of them
+retry_sends       messages that clients put into retry topics by themselves
 send_back         messages that a consumer could not handle
 pull_message      pulls
 query_messages    messages by key, by id, and by their place in the log

@@ -83,6 +83,13 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
         back = {"group": "g", "topic": "t", "queue_id": 0, "offset": 0, "delay_level": 0}
         yield "send_back", {**back, "queue_id": wrong}, "queue_id"
         yield "send_back", {**back, "offset": wrong}, "offset"
+        if wrong is not None:
+            yield "send_back", {**back, "max_reconsume_times": wrong}, "max_reconsume_times"
+            yield "put_retry", {**RETRY, "max_reconsume_times": wrong}, "max_reconsume_times"
+        yield "put_retry", {**RETRY, "reconsume_times": wrong}, "reconsume_times"
+        yield "put_retry", {**RETRY, "born_time_ms": wrong}, "born_time_ms"
+        if wrong != {"a": 1}:
+            yield "put_retry", {**RETRY, "properties": wrong}, "properties"
         if wrong != -5:
             yield "send_back", {**back, "delay_level": wrong}, "delay_level"
         commit = {"group": "g", "topic": "t"}
@@ -105,6 +112,13 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "known_producers", {"producer_ids": [0] * 300_000}, "producer_ids"
 
 
+RETRY = {
+    "group": "g",
+    "body": "",
+    "properties": {"K": "v"},
+    "born_time_ms": 1,
+    "reconsume_times": 1,
+}
 FIND = {
     "topic": "t",
     "key": "k",

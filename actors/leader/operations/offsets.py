@@ -7,7 +7,7 @@ from raymq.actors.api.operations import integer, integers, operation, optional, 
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Commit
 from raymq.store.services.retry import send_back as put_back
-from raymq.store.state.topics import QUEUES_MAX
+from raymq.store.state.topics import QUEUES_MAX, RETRY_MAX_TIMES
 
 from .groups import fenced_queues
 from .scope import LeaderScope, check_commit, check_queue, shard_of, topic_of
@@ -54,9 +54,18 @@ def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:
 
 
 def send_back(
-    leader: LeaderScope, group: str, topic: str, queue_id: int, offset: int, delay_level: int
+    leader: LeaderScope,
+    group: str,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    delay_level: int,
+    max_reconsume_times: int | None = None,
 ) -> dict[str, object]:
-    """Let a group get a message again later. Returns: the topic in which it will be."""
+    """Let a group get a message again later. Returns: the topic in which it will be.
+
+    Args: `max_reconsume_times`: after so many times it goes to the dead letter topic (16).
+    """
     leader.check_serving()
     check_queue(leader, topic_of(leader, topic), queue_id)
     target, appended = put_back(
@@ -66,6 +75,7 @@ def send_back(
         queue_id,
         offset,
         delay_level=delay_level,
+        most=RETRY_MAX_TIMES if max_reconsume_times is None else max_reconsume_times,
         shard=shard_of(leader),
     )
     leader.await_promise(appended)
@@ -89,5 +99,6 @@ OPERATIONS = {
         queue_id=integer(),
         offset=integer(),
         delay_level=integer(-(2**31), 2**31 - 1),
+        max_reconsume_times=optional(integer(0, 2**31 - 1)),
     ),
 }
