@@ -101,6 +101,19 @@ class RequestCode(IntEnum):
     BATCH_ACK_MESSAGE = 200151
 
 
+#: requests that the server sends to clients
+PUSHED = frozenset(
+    {
+        RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    }
+)
+
+
 class ResponseCode(IntEnum):
     """The codes of answers."""
 

@@ -42,6 +42,26 @@ from .shards import Shards
 from .topology import BrokerAddress, BrokerTable
 from .transaction_check import TransactionCheckService
 
+#: the table of processors: what runs each of them, and how many of its requests at a time. The codes are theirs.
+#: Source: BrokerController#registerProcessor
+EXECUTORS: Mapping[type[CodedProcessor], Executor] = {
+    SendMessageProcessor: SEND,
+    EndTransactionProcessor: SEND,
+    PullMessageProcessor: PULL,
+    ClientManageProcessor: MEMORY,
+    SendBackProcessor: CALL,
+    ConsumerOffsetProcessor: CALL,
+    QueueOffsetProcessor: CALL,
+    RouteInfoProcessor: CALL,
+    # What RocketMQ's tools and dashboards ask.
+    QueryMessageProcessor: ADMIN,
+    TopicAdminProcessor: ADMIN,
+    GroupAdminProcessor: ADMIN,
+    ClusterAdminProcessor: ADMIN,
+    ClientAdminProcessor: MEMORY,
+    NameServerAdminProcessor: MEMORY,
+    ClientRelayProcessor: RELAY,
+}
 #: how long new requests are answered with GO_AWAY at the end
 GRACE_S = 0.5
 
@@ -143,41 +163,30 @@ class RocketMQServer:
         )
 
         halves = HalfMessageSender(self._shards)
-        send = SendMessageProcessor(self._shards, lanes, halves, self.brokers)
-        self.table.register(SEND, send.process, send.CODES)
-        pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
-        self.table.register(PULL, pull.process, pull.CODES)
-        self.table.register(MEMORY, manage.process, manage.CODES)
-        ends = EndTransactionProcessor(self._shards, arrivals)
-        self.table.register(SEND, ends.process, ends.CODES)
-        back = SendBackProcessor(self._shards)
-        self.table.register(CALL, back.process, back.CODES)
-        committed = ConsumerOffsetProcessor(self._shards, offsets)
-        self.table.register(CALL, committed.process, committed.CODES)
-        ranges = QueueOffsetProcessor(self._shards)
-        self.table.register(CALL, ranges.process, ranges.CODES)
-        self._register_tools(clients, offsets)
-        routes = RouteInfoProcessor(self._shards, self.brokers)
-        self.table.register(CALL, routes.process, routes.CODES)
+        tools = self._shards.for_tools()
+        records = RecordReader(tools, self.brokers)
+        processors: tuple[CodedProcessor, ...] = (
+            SendMessageProcessor(self._shards, lanes, halves, self.brokers),
+            EndTransactionProcessor(self._shards, arrivals),
+            PullMessageProcessor(self._shards, clients, offsets, arrivals),
+            manage,
+            SendBackProcessor(self._shards),
+            ConsumerOffsetProcessor(self._shards, offsets),
+            QueueOffsetProcessor(self._shards),
+            RouteInfoProcessor(self._shards, self.brokers),
+            QueryMessageProcessor(tools, records),
+            TopicAdminProcessor(tools),
+            GroupAdminProcessor(tools, clients, offsets),
+            ClusterAdminProcessor(tools, self.brokers),
+            ClientAdminProcessor(clients),
+            NameServerAdminProcessor(),
+            ClientRelayProcessor(clients, records),
+        )
+        for each in processors:
+            self.table.register(EXECUTORS[type(each)], each.process, each.CODES)
 
         checks = TransactionCheckService(self._shards, clients, self.brokers)
         self._checks = loop.create_task(checks.run())
-
-    def _register_tools(self, clients: ClientTable, offsets: OffsetStore) -> None:
-        """What RocketMQ's tools and dashboards ask."""
-        shards = self._shards.for_tools()
-        records = RecordReader(shards, self.brokers)
-        rows: tuple[tuple[Executor, CodedProcessor], ...] = (
-            (ADMIN, QueryMessageProcessor(shards, records)),
-            (ADMIN, TopicAdminProcessor(shards)),
-            (ADMIN, GroupAdminProcessor(shards, clients, offsets)),
-            (ADMIN, ClusterAdminProcessor(shards, self.brokers)),
-            (MEMORY, ClientAdminProcessor(clients)),
-            (MEMORY, NameServerAdminProcessor()),
-            (RELAY, ClientRelayProcessor(clients, records)),
-        )
-        for executor, processor in rows:
-            self.table.register(executor, processor.process, processor.CODES)
 
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""
