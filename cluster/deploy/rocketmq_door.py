@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from raymq.actors.leader.metrics import Collector, Metric, MetricValues, ray_ins
 from raymq.actors.protocol import tls
 from raymq.actors.ray.actor_classes import start_thread
 from raymq.actors.ray.actor_spec import ActorSpec
+from raymq.actors.ray.process_setup import keep_freed_memory
 from raymq.actors.ray.replica_files import (
     forget_door,
     read_door,
@@ -81,6 +83,9 @@ class RocketMQDoorActor:
         self._door: RocketMQDoor | None = None
         self._error: str | None = None
         self._closing = threading.Event()
+        # The default of 5 ms makes the event loop wait that long for a thread that reads answers of a shard.
+        sys.setswitchinterval(0.0005)
+        keep_freed_memory()
         start_thread(self._run)
 
     def _run(self) -> None:

@@ -36,6 +36,8 @@ ANSWER_MESSAGES_MAX = 1_024
 SUSPEND_MS_MAX = 20_000
 #: how often a waiting pull looks by itself. Sends of this server wake it at once
 LOOK_AGAIN_S = 1.0
+#: how long a message that has arrived may take until it is in its queue
+ARRIVED_MS = 50
 #: how often a client that takes its answers slowly is looked at
 SLOW_PAUSE_S = 0.05
 #: the broker id that clients ask next: the leader
@@ -118,6 +120,7 @@ class PullMessageProcessor:
         until_s = loop.time() + min(wait_ms, SUSPEND_MS_MAX) / 1000
         ((queue_id, asked),) = wanted.offsets.items()
         offset, ends = asked, None
+        fetch_ms = 0
         while True:
             while connection.is_slow and not connection.is_closed:
                 # It takes what it was sent first.
@@ -128,7 +131,7 @@ class PullMessageProcessor:
             try:
                 # An empty answer: nothing is there.
                 for part in await self._shards.fetch(
-                    shard, wanted._replace(offsets={queue_id: offset})
+                    shard, wanted._replace(offsets={queue_id: offset}, wait_ms=fetch_ms)
                 ):
                     if part.error is not None:
                         raise part.error
@@ -156,16 +159,18 @@ class PullMessageProcessor:
                 return _answered(request, code, offset, ends)
             if part is not None and offset < part.max_offset:
                 continue
-            await _within(arrival, min(left_s, LOOK_AGAIN_S))
+            has_arrived = await _within(arrival, min(left_s, LOOK_AGAIN_S))
+            fetch_ms = ARRIVED_MS if has_arrived else 0
 
 
-async def _within(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait for an event, up to a time."""
+async def _within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event, up to a time. Returns: whether it has come."""
     waiter = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait([waiter], timeout=timeout_s)
     finally:
         waiter.cancel()
+    return event.is_set()
 
 
 def _body(records: pa.Array, number: int | None) -> bytes | memoryview:
