@@ -27,6 +27,7 @@ admin_cluster     brokers for RocketMQ's tools, and what else they ask a name se
 admin_topics      topics for them
 admin_groups      groups for them
 admin_clients     connected clients for them
+fetch_turns       gathers reads of many pulls into fetches
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 client_table      the clients that are connected

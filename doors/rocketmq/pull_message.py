@@ -120,21 +120,19 @@ class PullMessageProcessor:
         until_s = loop.time() + min(wait_ms, SUSPEND_MS_MAX) / 1000
         ((queue_id, asked),) = wanted.offsets.items()
         offset, ends = asked, None
-        fetch_ms = 0
+        fetch_ms, arrived_s = 0, 0.0
         while True:
             while connection.is_slow and not connection.is_closed:
                 # It takes what it was sent first.
                 await asyncio.sleep(SLOW_PAUSE_S)
             # Before the fetch: what arrives during it wakes this pull.
             arrival = self._arrivals.next(wanted.topic, queue_id)
-            part = None
             try:
-                # An empty answer: nothing is there.
-                for part in await self._shards.fetch(
+                part = await self._shards.read(
                     shard, wanted._replace(offsets={queue_id: offset}, wait_ms=fetch_ms)
-                ):
-                    if part.error is not None:
-                        raise part.error
+                )
+                if part is not None and part.error is not None:
+                    raise part.error
             except OffsetOutOfRange as error:
                 return _moved(request, error, asked)
 
@@ -159,8 +157,11 @@ class PullMessageProcessor:
                 return _answered(request, code, offset, ends)
             if part is not None and offset < part.max_offset:
                 continue
+            if loop.time() < arrived_s + ARRIVED_MS / 1000:
+                # That of another queue has ended the fetch. This queue's is in the log, and not in the queue yet.
+                continue
             has_arrived = await _within(arrival, min(left_s, LOOK_AGAIN_S))
-            fetch_ms = ARRIVED_MS if has_arrived else 0
+            fetch_ms, arrived_s = (ARRIVED_MS, loop.time()) if has_arrived else (0, 0.0)
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> bool:

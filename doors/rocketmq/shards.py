@@ -29,6 +29,7 @@ from raymq.store.base.errors import Bug, RayMQError, Unavailable
 from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
+from .fetch_turns import FetchTurns
 from .topology import BrokerQueues
 
 Found = TypeVar("Found")
@@ -66,6 +67,7 @@ class Shards:
         self._tool_calls = ThreadPoolExecutor(TOOL_THREADS, "raymq-rocketmq-tool")
         self._transactions = ThreadPoolExecutor(TRANSACTION_THREADS, "raymq-rocketmq-transaction")
         self._fetches: dict[int, _FetchPool] = {}
+        self._reads: dict[int, FetchTurns] = {}
         self._topics: dict[str, BrokerQueues] = {}
         self._look_ups: dict[str, asyncio.Task[TopicRoute]] = {}
         self._looks: set[asyncio.Task[None]] = set()
@@ -194,6 +196,16 @@ class Shards:
         writer.wake()
 
     # --- fetches ----------------------------------------------------------------------------------
+
+    async def read(self, shard: int, request: FetchRequest) -> FetchSlice | None:
+        """Read one queue of a shard, together with others of the same turn. Returns: None: nothing is there.
+
+        Raises: RayMQError.
+        """
+        turns = self._reads.get(shard)
+        if turns is None:
+            turns = self._reads[shard] = FetchTurns(partial(self.fetch, shard), self._loop)
+        return await turns.read(request)
 
     async def fetch(self, shard: int, request: FetchRequest) -> list[FetchSlice]:
         """Read queues of a shard. Raises: RayMQError."""

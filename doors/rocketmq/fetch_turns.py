@@ -1,0 +1,103 @@
+"""Gathers the reads of many pulls: those of one turn of the event loop that want the same of one topic are one fetch.
+
+A fetch costs as much as many messages of it. Under load the messages of several queues arrive together, and wake the
+pulls of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from raymq.store.base.errors import Bug, RayMQError
+from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
+
+#: queues of one fetch: an answer has so many times the bytes of one pull at most
+QUEUES_MAX = 16
+
+
+class _Wish(NamedTuple):
+    """What the pulls of one fetch have in common."""
+
+    topic: str
+    max_bytes: int
+    max_records: int
+    wait_ms: int
+    wanted: MessageSelector | None
+
+
+class _Read(NamedTuple):
+    """What one of them wants."""
+
+    offset: int
+    done: asyncio.Future[FetchSlice | None]
+
+
+#: queue -> its read
+_Fetch = dict[int, _Read]
+
+
+class FetchTurns:
+    """The fetches of one shard. Callers: one event loop."""
+
+    def __init__(
+        self,
+        fetch: Callable[[FetchRequest], Awaitable[list[FetchSlice]]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Args: `fetch`: reads queues. It raises RayMQError."""
+        self._fetch = fetch
+        self._loop = loop
+        #: of this turn. Two pulls of one queue are in two fetches
+        self._gathered: dict[_Wish, list[_Fetch]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def read(self, request: FetchRequest) -> FetchSlice | None:
+        """Read one queue. Returns: None: nothing is there. Raises: RayMQError."""
+        ((queue_id, offset),) = request.offsets.items()
+        wish = _Wish(
+            request.topic,
+            request.max_bytes,
+            request.max_records,
+            request.wait_ms,
+            request.wanted,
+        )
+        if not self._gathered:
+            self._loop.call_soon(self._begin)
+        fetches = self._gathered.setdefault(wish, [{}])
+        if queue_id in fetches[-1] or len(fetches[-1]) >= QUEUES_MAX:
+            fetches.append({})
+        read = _Read(offset, self._loop.create_future())
+        fetches[-1][queue_id] = read
+        return await read.done
+
+    def _begin(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for wish, fetches in gathered.items():
+            for reads in fetches:
+                task = self._loop.create_task(self._run(wish, reads))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, wish: _Wish, reads: _Fetch) -> None:
+        request = FetchRequest(
+            wish.topic,
+            {queue_id: each.offset for queue_id, each in reads.items()},
+            wish.max_bytes * len(reads),
+            wish.max_records,
+            wish.wait_ms,
+            wanted=wish.wanted,
+        )
+        try:
+            parts = {part.queue_id: part for part in await self._fetch(request)}
+        except Exception as error:
+            fault = error if isinstance(error, RayMQError) else Bug(f"a fetch: {error!r}")
+            for each in reads.values():
+                if not each.done.done():
+                    each.done.set_exception(fault)
+            return
+
+        for queue_id, each in reads.items():
+            if not each.done.done():
+                each.done.set_result(parts.get(queue_id))

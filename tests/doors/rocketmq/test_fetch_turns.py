@@ -1,0 +1,79 @@
+"""Reads of several pulls are one fetch, and each gets its own part or error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raymq.doors.rocketmq.fetch_turns import QUEUES_MAX, FetchTurns
+from raymq.store.base.errors import Bug, RayMQError, Unavailable
+from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
+
+
+def wish(queue_id: int, topic: str = "t", *, wanted: MessageSelector | None = None) -> FetchRequest:
+    return FetchRequest(topic, {queue_id: 7}, 100, 10, 0, wanted=wanted)
+
+
+def part_of(queue_id: int) -> FetchSlice:
+    return FetchSlice(queue_id, 7, 8, 0, 9, None, None)
+
+
+class Shard:
+    """Answers fetches, and notes them."""
+
+    def __init__(self, *queues: int, error: Exception | None = None) -> None:
+        self.queues = queues
+        self.error = error
+        self.fetches: list[FetchRequest] = []
+
+    async def fetch(self, request: FetchRequest) -> list[FetchSlice]:
+        self.fetches.append(request)
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return [part_of(each) for each in request.offsets if each in self.queues]
+
+
+def read_all(shard: Shard, *wishes: FetchRequest) -> list[FetchSlice | BaseException | None]:
+    async def run() -> list[FetchSlice | BaseException | None]:
+        turns = FetchTurns(shard.fetch, asyncio.get_running_loop())
+        return await asyncio.gather(*map(turns.read, wishes), return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+def test_queues_of_one_topic_are_one_fetch_with_the_bytes_of_all() -> None:
+    shard = Shard(0, 2)
+    assert read_all(shard, wish(0), wish(1), wish(2)) == [part_of(0), None, part_of(2)]
+    (fetch,) = shard.fetches
+    assert fetch.offsets == {0: 7, 1: 7, 2: 7}
+    assert (fetch.max_bytes, fetch.max_records) == (300, 10)
+
+
+def test_what_is_not_alike_is_fetched_apart() -> None:
+    shard = Shard(0, 1)
+    filtered = wish(1, wanted=MessageSelector("TAG", "a"))
+    found = read_all(shard, wish(0), filtered, wish(0, "other"))
+    assert found == [part_of(0), part_of(1), part_of(0)]
+    assert len(shard.fetches) == 3
+
+
+def test_two_pulls_of_one_queue_get_the_same() -> None:
+    shard = Shard(0)
+    assert read_all(shard, wish(0), wish(0)) == [part_of(0), part_of(0)]
+    assert len(shard.fetches) == 2
+
+
+def test_a_fetch_has_a_limit() -> None:
+    shard = Shard(*range(QUEUES_MAX + 1))
+    read_all(shard, *map(wish, range(QUEUES_MAX + 1)))
+    assert [len(each.offsets) for each in shard.fetches] == [QUEUES_MAX, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(Unavailable("away"), Unavailable), (ValueError("x"), Bug)]
+)
+def test_an_error_reaches_each_pull(error: Exception, kind: type[RayMQError]) -> None:
+    found = read_all(Shard(error=error), wish(0), wish(1))
+    assert [type(each) for each in found] == [kind, kind]
