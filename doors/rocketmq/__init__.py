@@ -10,6 +10,7 @@ topology          shards as brokers, and the numbers of their queues
 shards            puts, fetches and calls of the shards
 answers           errors as response codes
 request_fields    the fields of a request
+request_body      the body of a request, as an object
 named_queue       the queue that a request means
 route_info        routes
 send_message      sends
@@ -22,6 +23,8 @@ send_back         messages that a consumer could not handle
 pull_message      pulls
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
+shared_groups     groups in which both kinds of client want to consume
+queue_locks       locks of queues for consumers in order
 client_table      the clients that are connected
 consumer_offsets  offsets of groups and of queues
 codes             the numbers of requests, answers, languages and versions

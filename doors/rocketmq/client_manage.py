@@ -8,25 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from raymq.client.consume.selector import selector_of
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.state.topics import retry_topic
 
 from .answers import Refused
-from .client_table import ClientTable, ConsumerFacts
+from .client_table import CLUSTERING, ClientTable, ConsumerFacts
 from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
-from .json_dialect import read_json, write_json
-from .malformed import Malformed
+from .json_dialect import write_json
+from .request_body import object_body
 from .request_fields import RequestFields
 
 logger = logging.getLogger("raymq.rocketmq")
 
-#: the message model of consumers that share the queues
-CLUSTERING = "CLUSTERING"
 #: changes of a group within this time are one notification: five hundred consumers that start together make few
 NOTIFY_AFTER_S = 0.1
 
@@ -47,9 +44,13 @@ class ClientManageProcessor:
         loop: asyncio.AbstractEventLoop,
         *,
         create_retry_topic: Callable[[str], Awaitable[object]],
+        on_changed: Callable[[set[str]], object],
     ) -> None:
-        """Args: `create_retry_topic`: makes the retry topic of a group, if there is none."""
+        """Args: `create_retry_topic`: makes the retry topic of a group, if there is none. `on_changed`: hears of groups
+        whose consumers have changed, at once.
+        """
         self._clients = clients
+        self._on_changed = on_changed
         self._create_retry_topic = create_retry_topic
         #: groups whose retry topic is there, or being made
         self._with_retries: set[str] = set()
@@ -71,7 +72,7 @@ class ClientManageProcessor:
         return self._members(request)
 
     def _beat(self, connection: ClientConnection, request: RemotingCommand) -> RemotingCommand:
-        fields = _body(request)
+        fields = object_body(request)
         try:
             client_id = str(fields["clientID"])
             producers = [str(each["groupName"]) for each in fields.get("producerDataSet") or ()]
@@ -125,6 +126,12 @@ class ClientManageProcessor:
         self._note_changed(self._clients.drop(connection))
 
     def _note_changed(self, groups: set[str]) -> None:
+        if groups:
+            self._on_changed(groups)
+        self.notify_soon(groups)
+
+    def notify_soon(self, groups: set[str]) -> None:
+        """Let the consumers of groups look again at who has which queue."""
         if groups and not self._changed:
             self._loop.call_later(NOTIFY_AFTER_S, self._notify)
         self._changed |= groups
@@ -140,7 +147,7 @@ class ClientManageProcessor:
 
 def _check_client(request: RemotingCommand) -> RemotingCommand:
     """Refuse an SQL expression that cannot be used. Raises: Refused with the place of the fault."""
-    fields = _body(request)
+    fields = object_body(request)
     subscription = fields.get("subscriptionData")
     if isinstance(subscription, dict) and subscription.get("expressionType") == "SQL92":
         try:
@@ -148,16 +155,3 @@ def _check_client(request: RemotingCommand) -> RemotingCommand:
         except Rejected as error:
             raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
     return answer(request, ResponseCode.SUCCESS)
-
-
-def _body(request: RemotingCommand) -> dict[str, Any]:
-    """The object in the body of a request. Raises: Refused."""
-    try:
-        found = read_json(request.body)
-    except Malformed as error:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"the body cannot be read as JSON: {error}"
-        ) from error
-    if not isinstance(found, dict):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "the body must be a JSON object")
-    return found

@@ -18,12 +18,14 @@ from .end_transaction import EndTransactionProcessor
 from .half_sends import HalfMessageSender
 from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
 from .pull_message import PullMessageProcessor
+from .queue_locks import QueueLockProcessor
 from .remoting_server import RemotingServer, ServerCounts
 from .route_info import RouteInfoProcessor
 from .send_back import SendBackProcessor
 from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
+from .shared_groups import SharedGroups
 from .topology import BrokerAddress, BrokerTable
 from .transaction_check import TransactionCheckService
 
@@ -69,6 +71,7 @@ class RocketMQServer:
         )
         self._thread.start()
         self._shards = Shards(handle, self._loop)
+        self._services: list[asyncio.Task[None]] = []
 
         try:
             self._run(self._open(check, tls, takes_plain=takes_plain))
@@ -80,6 +83,7 @@ class RocketMQServer:
                     self.brokers.note(shard, 0, {0: found})
         except BaseException:
             self._run(self._server.close())
+            self._run(self._stop_services())
             self._end()
             raise
 
@@ -114,8 +118,12 @@ class RocketMQServer:
         clients, arrivals = ClientTable(), Arrivals()
         lanes = SendLanes(self._shards, arrivals, loop)
         offsets = self._offsets = OffsetStore(self._shards, loop)
+        shared = SharedGroups(self._shards, clients, on_free=lambda each: manage.notify_soon(each))
         manage = ClientManageProcessor(
-            clients, loop, create_retry_topic=self._shards.create_retry_topic
+            clients,
+            loop,
+            create_retry_topic=self._shards.create_retry_topic,
+            on_changed=shared.note_changed,
         )
 
         self.table = ProcessorTable()
@@ -130,31 +138,38 @@ class RocketMQServer:
         halves = HalfMessageSender(self._shards)
         send = SendMessageProcessor(self._shards, lanes, halves, self.brokers)
         self.table.register(SEND, send.process, send.CODES)
-        pull = PullMessageProcessor(self._shards, clients, offsets, arrivals)
+        pull = PullMessageProcessor(self._shards, clients, offsets, shared, arrivals)
         self.table.register(PULL, pull.process, pull.CODES)
         self.table.register(MEMORY, manage.process, manage.CODES)
         ends = EndTransactionProcessor(self._shards, arrivals)
         self.table.register(SEND, ends.process, ends.CODES)
         back = SendBackProcessor(self._shards)
         self.table.register(CALL, back.process, back.CODES)
-        committed = ConsumerOffsetProcessor(self._shards, offsets)
+        committed = ConsumerOffsetProcessor(self._shards, clients, offsets, shared)
         self.table.register(CALL, committed.process, committed.CODES)
+        locks = QueueLockProcessor(self._shards, offsets, shared)
+        self.table.register(CALL, locks.process, locks.CODES)
         ranges = QueueOffsetProcessor(self._shards)
         self.table.register(CALL, ranges.process, ranges.CODES)
         routes = RouteInfoProcessor(self._shards, self.brokers)
         self.table.register(CALL, routes.process, routes.CODES)
 
         checks = TransactionCheckService(self._shards, clients, self.brokers)
-        self._checks = loop.create_task(checks.run())
+        self._services = [loop.create_task(each.run()) for each in (checks, shared)]
 
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""
         if self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(self._checks.cancel)
+        self._run(self._stop_services())
         self._run(self._server.close(GRACE_S))
         self._run(self._offsets.flush())
         self._end()
+
+    async def _stop_services(self) -> None:
+        for service in self._services:
+            service.cancel()
+        await asyncio.gather(*self._services, return_exceptions=True)
 
     def _end(self) -> None:
         self._shards.close()
