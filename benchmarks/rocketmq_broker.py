@@ -51,6 +51,8 @@ class Servers(NamedTuple):
 
     java: list[str]
     names: str
+    #: of the name server and of the broker
+    pids: list[int]
 
     def figures(self, loads: Loads) -> dict[str, float]:
         """All figures, of a JVM of its own."""
@@ -85,6 +87,7 @@ def servers(directory: Path, durable: bool) -> Iterator[Servers]:
     (data / "broker").write_text(text)
 
     package = "org.apache.rocketmq"
+    pids: list[int] = []
     with contextlib.ExitStack() as stack:
         stack.callback(cleared, data)
         for memory, name, config, ready in (
@@ -96,7 +99,8 @@ def servers(directory: Path, durable: bool) -> Iterator[Servers]:
             process = subprocess.Popen(words, stdout=output, stderr=output)
             stack.callback(_end, process)
             await_port(ready, process, data / f"{config}.out")
-        yield Servers(java, names)
+            pids.append(process.pid)
+        yield Servers(java, names, pids)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -91,13 +91,13 @@ def check_queues(queues: object) -> list[tuple[str, int]]:
     return found
 
 
-def check_clients(clients: object) -> dict[int, str]:
-    """queue -> id of a client; an empty one: it is not known. Raises: Rejected naming the field."""
+def check_clients(clients: object) -> dict[int, str | None]:
+    """queue -> id of a client; empty: it is not known; None: it is an operator. Raises: Rejected naming the field."""
     if type(clients) is not dict or len(clients) > QUEUES_MAX:
         advice = f"give a client for each of at most {QUEUES_MAX} queues"
         raise wrong_value("clients", clients, advice, QUEUES_MAX)
     for client in clients.values():
-        if type(client) is not str or len(client) > TEXT_CHARS_MAX:
+        if client is not None and (type(client) is not str or len(client) > TEXT_CHARS_MAX):
             advice = f"give texts of at most {TEXT_CHARS_MAX} characters"
             raise wrong_value("clients", client, advice, TEXT_CHARS_MAX)
     if not clients:

@@ -78,11 +78,12 @@ class QueueClaims:
         group: str,
         topic: str,
         offsets: Mapping[int, int],
-        clients: Mapping[int, str] | None = None,
+        clients: Mapping[int, str | None] | None = None,
     ) -> dict[int, Claim]:
         """Store offsets of consumers that are not members.
 
-        Args: `clients`: queue -> id of the client of RocketMQ that commits, and may have locked it; None: of none.
+        Args: `clients`: queue -> id of the client of RocketMQ that commits, and may have locked it; or None, of an
+        operator, whom no lock keeps away. Without it no client commits.
         Returns: with `clients`, the refused queues, each with the claim that stands. The others are stored.
         Raises: Rejected without `clients` for a queue that a member or another client has. Nothing was stored.
         """
@@ -91,8 +92,8 @@ class QueueClaims:
         def decide() -> list[tuple[str, bytes]]:
             self._check_topic(topic)
             for queue_id, claim in self._store.claims.held(group, topic, offsets).items():
-                client = None if clients is None else clients.get(queue_id)
-                is_own = client is not None and claim.member_id == lock_member(client)
+                client = "" if clients is None else clients.get(queue_id, "")
+                is_own = claim.is_lock and client in (None, claim.client)
                 if not is_own and self._is_held(group, topic, queue_id, claim):
                     refused[queue_id] = claim
             if clients is None:

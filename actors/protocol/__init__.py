@@ -87,7 +87,9 @@ A shard that is being added does not answer those that are about all shards: des
     commit_offsets(group, topic, offsets, numbers, seeks, clients)  {}; with numbers or clients {fenced: {queue_id:
                                                                       [number, member]}}: of these nothing is stored
     offsets(group, topic)                                           {queue_id: next offset}
-    send_back(group, topic, queue_id, offset, delay_level)          {topic}
+    send_back(group, topic, queue_id, offset, delay_level, max_reconsume_times)  {topic}
+    put_retry(group, body, properties, born_time_ms, reconsume_times, max_reconsume_times, flag, sys_flag, born_host)  {
+                                                                      topic, offset, physical_offset}; as prepare_half
     cancel_timer(offset)                                            {cancelled}; offset: in the timer topic
     prepare_half(topic, queue_id, group, body, properties, born_time_ms, flag, sys_flag, born_host)  {offset,
                                                                       physical_offset, transaction_id, message_id,

@@ -23,6 +23,8 @@ from raymq.cluster.cli.main import build_parser
 from raymq.cluster.record.cluster_record import StartOptions, new_record, resume_record
 from raymq.cluster.record.rocketmq_options import NOT_TAKEN
 from raymq.cluster.record.store_options import KEYWORDS
+from raymq.doors.rocketmq.codes import PUSHED, RequestCode
+from raymq.doors.rocketmq.rocketmq_server import EXECUTORS
 from raymq.store.base.errors import Rejected
 from raymq.store.config.option import Option as StoreOption
 from raymq.store.config.store_config import IN_CLUSTER, OPTIONS, WHILE_RUNNING, StoreConfig
@@ -589,11 +591,49 @@ def message_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def rocketmq_page() -> str:
+    """docs/reference/rocketmq.md."""
+    rows = sorted(
+        (code, kind, executor) for kind, executor in EXECUTORS.items() for code in kind.CODES
+    )
+    served = {code for code, _, _ in rows}
+    others = [each for each in RequestCode if each not in served and each not in PUSHED]
+    lines = [
+        "# Requests of RocketMQ's clients",
+        "",
+        "Generated from the code by `docs/_generate/reference_pages.py`.",
+        "",
+        "The requests that the [server for RocketMQ's clients](../guides/from-rocketmq.md) answers, what answers them, "
+        "and how many of a kind it takes at a time. One more is refused as SYSTEM_BUSY.",
+        "",
+        "| code | request | processor | executor | at a time |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {int(code)} | {code.name} | {kind.__name__} | {executor.name} | {executor.requests_max:,} |"
+            for code, kind, executor in rows
+        ),
+        "",
+        "The server itself sends these to clients:",
+        "",
+        "| code | request |",
+        "|---|---|",
+        *(f"| {int(code)} | {code.name} |" for code in sorted(PUSHED)),
+        "",
+        "These are answered with REQUEST_CODE_NOT_SUPPORTED, as is every code that is in no table:",
+        "",
+        "| code | request |",
+        "|---|---|",
+        *(f"| {int(code)} | {code.name} |" for code in others),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 #: page -> the function that makes it
 PAGES = {
     "cli.md": cli_page,
     "configuration.md": configuration_page,
     "message.md": message_page,
+    "rocketmq.md": rocketmq_page,
 }
 
 

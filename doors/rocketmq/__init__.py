@@ -10,7 +10,6 @@ topology          shards as brokers, and the numbers of their queues
 shards            puts, fetches and calls of the shards
 answers           errors as response codes
 request_fields    the fields of a request
-request_body      the body of a request, as an object
 named_queue       the queue that a request means
 route_info        routes
 send_message      sends
@@ -19,8 +18,15 @@ delayed_sends     messages that are delivered later
 half_sends        half messages of transactions
 end_transaction   their commits and rollbacks
 transaction_check  asks producers what has become of them
+retry_sends       messages that clients put into retry topics by themselves
 send_back         messages that a consumer could not handle
 pull_message      pulls
+query_messages    messages by key, by id, and by their place in the log
+stored_record     records, and fields of them
+admin_cluster     brokers for RocketMQ's tools, and what else they ask a name server
+admin_topics      topics for them
+admin_groups      groups for them
+admin_clients     connected clients for them
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 shared_groups     groups in which both kinds of client want to consume

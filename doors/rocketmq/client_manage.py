@@ -19,8 +19,7 @@ from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .json_dialect import write_json
-from .request_body import object_body
-from .request_fields import RequestFields
+from .request_fields import RequestFields, json_body
 
 logger = logging.getLogger("raymq.rocketmq")
 
@@ -72,7 +71,7 @@ class ClientManageProcessor:
         return self._members(request)
 
     def _beat(self, connection: ClientConnection, request: RemotingCommand) -> RemotingCommand:
-        fields = object_body(request)
+        fields = json_body(request)
         try:
             client_id = str(fields["clientID"])
             producers = [str(each["groupName"]) for each in fields.get("producerDataSet") or ()]
@@ -147,7 +146,7 @@ class ClientManageProcessor:
 
 def _check_client(request: RemotingCommand) -> RemotingCommand:
     """Refuse an SQL expression that cannot be used. Raises: Refused with the place of the fault."""
-    fields = object_body(request)
+    fields = json_body(request)
     subscription = fields.get("subscriptionData")
     if isinstance(subscription, dict) and subscription.get("expressionType") == "SQL92":
         try:

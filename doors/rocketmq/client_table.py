@@ -173,6 +173,20 @@ class ClientTable:
         """The members of a group, by client id."""
         return [each for _, each in sorted(self._consumers.get(group, {}).items())]
 
+    def consumer(self, group: str, client_id: str) -> GroupClient | None:
+        """A member of a group; None: it is not connected."""
+        return self._consumers.get(group, {}).get(client_id)
+
+    @property
+    def groups(self) -> list[str]:
+        """The consumer groups with a member."""
+        return sorted(self._consumers)
+
+    def producers(self, group: str) -> list[GroupClient]:
+        """The producers of a group, by client id: one of the connections of each."""
+        found = {each.client_id: each for each in self._producers.get(group, {}).values()}
+        return [each for _, each in sorted(found.items())]
+
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """The newest subscription of a group to a topic; None: no member has one."""
         found = [

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import require
 
 from . import command as commands
+from .codes import Language
 from .command import HEAD_BYTES, FrameHead, Malformed, RemotingCommand
 
 logger = logging.getLogger("raymq.rocketmq")
@@ -22,6 +24,8 @@ UNSENT_BYTES_MAX = 8 << 20
 STUCK_S = 60.0
 #: frames up to this size are received without asking for memory
 SMALL_FRAME_BYTES = 64 << 10
+#: frames above this size are written at once, and not copied once more
+LARGE_FRAME_BYTES = 64 << 10
 
 
 class FrameReceiver(Protocol):
@@ -92,10 +96,15 @@ class ClientConnection(asyncio.Protocol):
         self.peer: tuple[str, int] = ("0.0.0.0", 0)
         #: of the newest request
         self.version = 0
+        self.language: str | int = Language.OTHER.name
         self.heard_s = clock()
         self._moved_s = self.heard_s
         self._unsent_bytes = 0
+        #: frames of this turn of the loop
+        self._outgoing: list[bytes] = []
         self._opaques = itertools.count(1)
+        #: opaque -> the answer to a request of this server
+        self._asked: dict[int, asyncio.Future[RemotingCommand]] = {}
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -120,6 +129,9 @@ class ClientConnection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self.is_closed = True
         self._release()
+        for answered in self._asked.values():
+            if not answered.done():
+                answered.set_exception(ConnectionError(f"the client {self!r} has gone"))
         self._receiver.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -185,10 +197,14 @@ class ClientConnection(asyncio.Protocol):
         """Take a whole frame. Args: `frame`: header and body."""
         header, body = frame[: head.header_bytes], frame[head.header_bytes :]
         received = commands.decode_header(header, head.header_type)._replace(body=body)
-        self.version = received.version or self.version
         if received.is_response:
-            # The server asks for no answer.
+            answered = self._asked.get(received.opaque)
+            # An answer that nothing waits for any more is dropped.
+            if answered is not None and not answered.done():
+                answered.set_result(received)
             return
+        self.version = received.version or self.version
+        self.language = received.language
         self._receiver.received(self, received)
 
     # --- answers ----------------------------------------------------------------------------------
@@ -197,7 +213,20 @@ class ClientConnection(asyncio.Protocol):
         """Write a frame. After the end of the connection nothing happens."""
         if self.is_closed or self._transport is None:
             return
-        self._transport.write(commands.encode(sent))
+        frame = commands.encode(sent)
+        if not self._outgoing:
+            # Answers of one turn of the loop are one call of the system, which costs as much as the rest of a send.
+            asyncio.get_running_loop().call_soon(self._write)
+        self._outgoing.append(frame)
+        if len(frame) > LARGE_FRAME_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the frames that wait."""
+        frames, self._outgoing = self._outgoing, []
+        if self.is_closed or self._transport is None or not frames:
+            return
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         self._note_unsent()
 
     def push(self, code: int, fields: dict[str, str], body: bytes = b"") -> None:
@@ -208,11 +237,33 @@ class ClientConnection(asyncio.Protocol):
             )
         )
 
+    async def ask(
+        self, code: int, fields: dict[str, str], body: bytes = b"", *, timeout_s: float
+    ) -> RemotingCommand:
+        """Send a request, and wait for the client's answer.
+
+        Raises: TimeoutError when none comes within `timeout_s`; ConnectionError when the client has gone.
+        """
+        if self.is_closed:
+            raise ConnectionError(f"the client {self!r} has gone")
+        opaque = next(self._opaques)
+        answered = self._asked[opaque] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(RemotingCommand(code, opaque, fields=fields, body=body))
+            return await asyncio.wait_for(answered, timeout_s)
+        finally:
+            del self._asked[opaque]
+
     def _note_unsent(self) -> None:
         unsent = self._open_transport.get_write_buffer_size()
         if not unsent:
             self._moved_s = self._clock()
         self._unsent_bytes = unsent
+
+    @property
+    def heard_ms(self) -> int:
+        """When the client was heard last, in ms since 1970."""
+        return Clock().now_ms() - int((self._clock() - self.heard_s) * 1000)
 
     @property
     def is_slow(self) -> bool:
@@ -233,6 +284,7 @@ class ClientConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection, after what was written."""
+        self._write()
         if self._transport is not None:
             self._transport.close()
         self.is_closed = True

@@ -21,6 +21,7 @@ from .named_queue import named_queue
 from .request_fields import RequestFields
 from .shards import Shards
 from .shared_groups import SharedGroups
+from .stored_record import stored_ms
 
 logger = logging.getLogger("raymq.rocketmq")
 
@@ -38,8 +39,8 @@ class _Batch:
     def __init__(self) -> None:
         #: queue -> offset
         self.offsets: dict[int, int] = {}
-        #: queue -> the client that commits it
-        self.clients: dict[int, str] = {}
+        #: queue -> the client that commits it; None: an operator
+        self.clients: dict[int, str | None] = {}
         #: ends with the queues that are refused
         self.task: asyncio.Task[dict[str, Any]]
 
@@ -56,16 +57,16 @@ class OffsetStore:
         self._unstored: defaultdict[_Key, list[_Batch]] = defaultdict(list)
 
     def commit_soon(
-        self, shard: int, group: str, topic: str, queue_id: int, offset: int, client: str
+        self, shard: int, group: str, topic: str, queue_id: int, offset: int, client: str | None
     ) -> None:
         """Commit an offset together with others. A failure is logged: the client commits again after 5 s.
 
-        Args: `client`: the id of the client; empty: it is not known.
+        Args: `client`: the id of the client; empty: it is not known; None: an operator, whom no lock keeps away.
         """
         self._add((shard, group, topic), queue_id, offset, client)
 
     async def commit(
-        self, shard: int, group: str, topic: str, queue_id: int, offset: int, client: str
+        self, shard: int, group: str, topic: str, queue_id: int, offset: int, client: str | None
     ) -> None:
         """Commit an offset together with others. Raises: Refused when another client has the queue; RayMQError."""
         batch = self._add((shard, group, topic), queue_id, offset, client)
@@ -77,9 +78,9 @@ class OffsetStore:
                 f"{claim[1]} has queue {queue_id} of {topic} for group {group}: only that one commits its offset",
             )
 
-    def _add(self, key: _Key, queue_id: int, offset: int, client: str) -> _Batch:
+    def _add(self, key: _Key, queue_id: int, offset: int, client: str | None) -> _Batch:
         batch = self._open.get(key)
-        if batch is not None and batch.clients.get(queue_id, client) != client:
+        if batch is not None and client != batch.clients.get(queue_id, client):
             # The shard decides on the commits of both, in their order.
             del self._open[key]
             batch = None
@@ -125,7 +126,7 @@ class OffsetStore:
                 batch.offsets[int(queue_id)],
                 queue_id,
                 topic,
-                batch.clients[int(queue_id)] or "without a heartbeat",
+                batch.clients[int(queue_id)] or "unknown",
                 member,
             )
         return refused
@@ -204,11 +205,12 @@ class ConsumerOffsetProcessor:
 
 
 class QueueOffsetProcessor:
-    """Answers GET_MAX_OFFSET, GET_MIN_OFFSET and SEARCH_OFFSET_BY_TIMESTAMP."""
+    """Answers GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME and SEARCH_OFFSET_BY_TIMESTAMP."""
 
     CODES = (
         RequestCode.GET_MAX_OFFSET,
         RequestCode.GET_MIN_OFFSET,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
     )
 
@@ -218,7 +220,7 @@ class QueueOffsetProcessor:
     async def process(
         self, connection: ClientConnection, request: RemotingCommand
     ) -> RemotingCommand:
-        """An offset of one queue. Raises: Refused, RayMQError."""
+        """An offset or time of one queue. Raises: Refused, RayMQError."""
         fields = RequestFields(request)
         topic = fields.text("topic")
         _, shard, queue_id = await named_queue(self._shards, connection, fields)
@@ -234,5 +236,10 @@ class QueueOffsetProcessor:
             return answer(request, ResponseCode.SUCCESS, {"offset": str(found[str(queue_id)])})
         ranges = await self._shards.call(shard, "queue_ranges", {"topic": topic})
         low, high = ranges.get(str(queue_id), [0, 0])
+        if request.code == RequestCode.GET_EARLIEST_MSG_STORETIME:
+            time_ms = (
+                await stored_ms(self._shards, shard, topic, queue_id, low) if high > low else 0
+            )
+            return answer(request, ResponseCode.SUCCESS, {"timestamp": str(time_ms or -1)})
         offset = high if request.code == RequestCode.GET_MAX_OFFSET else low
         return answer(request, ResponseCode.SUCCESS, {"offset": str(offset)})

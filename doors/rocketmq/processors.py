@@ -6,7 +6,7 @@ Source: BrokerController#registerProcessor, NettyRemotingAbstract#processRequest
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from .codes import RequestCode
 from .command import RemotingCommand
@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 #: answers a request of a connection, now or later
 Processor: TypeAlias = Callable[["ClientConnection", RemotingCommand], Awaitable[RemotingCommand]]
+
+
+class CodedProcessor(Protocol):
+    """A processor that names its requests."""
+
+    @property
+    def CODES(self) -> tuple[RequestCode, ...]:
+        """The requests that it answers."""
+
+    async def process(
+        self, connection: ClientConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """Answer a request. Raises: Refused, RayMQError."""
 
 
 class Executor(NamedTuple):
@@ -32,6 +45,10 @@ SEND = Executor("send", 10_000)
 PULL = Executor("pull", 100_000)
 #: calls of shards, each in a thread
 CALL = Executor("call", 1_000)
+#: calls of shards for tools and dashboards, in threads of their own: these cannot take those of clients
+ADMIN = Executor("admin", 200)
+#: they wait for the answer of another client, and take no thread meanwhile
+RELAY = Executor("relay", 1_000)
 #: answered from memory at once
 MEMORY = Executor("memory", 10_000)
 

@@ -18,7 +18,7 @@ from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .consumer_offsets import OffsetStore
 from .json_dialect import write_json
-from .request_body import object_body
+from .request_fields import json_body
 from .send_message import shard_named
 from .shards import Shards
 from .shared_groups import SharedGroups
@@ -81,7 +81,7 @@ class QueueLockProcessor:
         return answer(request, ResponseCode.SUCCESS, body=body)
 
     async def _asked(self, connection: ClientConnection, request: RemotingCommand) -> _Asked:
-        fields = object_body(request)
+        fields = json_body(request)
         try:
             group, client = str(fields["consumerGroup"]), str(fields["clientId"])
             wanted = [MessageQueue.of(each) for each in fields.get("mqSet") or ()]

@@ -206,7 +206,7 @@ class RemotingServer:
             raise
         except Exception as error:
             code = response_code(error)
-            if code == ResponseCode.SYSTEM_ERROR:
+            if code == ResponseCode.SYSTEM_ERROR and not isinstance(error, Refused):
                 logger.warning(
                     "request %s from %r", _name(command.code), connection, exc_info=error
                 )

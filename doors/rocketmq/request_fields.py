@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from .answers import Refused
 from .codes import ResponseCode
 from .command import RemotingCommand
+from .json_dialect import read_json
+from .malformed import Malformed
 
 
 class RequestFields:
@@ -43,3 +46,16 @@ class RequestFields:
     def flag(self, name: str) -> bool:
         """A truth value; false without one."""
         return self.text(name, "false").lower() == "true"
+
+
+def json_body(request: RemotingCommand) -> dict[str, Any]:
+    """The object in the body of a request. Raises: Refused."""
+    try:
+        found = read_json(request.body)
+    except Malformed as error:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"the body cannot be read as JSON: {error}"
+        ) from error
+    if not isinstance(found, dict):
+        raise Refused(ResponseCode.SYSTEM_ERROR, "the body must be a JSON object")
+    return found

@@ -10,14 +10,29 @@ from collections.abc import Mapping
 from raymq.client.handle import ClusterHandle
 
 from .access import Access, AccessCheck
+from .admin_clients import ClientAdminProcessor, ClientRelayProcessor
+from .admin_cluster import ClusterAdminProcessor, NameServerAdminProcessor
+from .admin_groups import GroupAdminProcessor
+from .admin_topics import TopicAdminProcessor
 from .arrivals import Arrivals
 from .client_manage import ClientManageProcessor
 from .client_table import ClientTable
 from .consumer_offsets import ConsumerOffsetProcessor, OffsetStore, QueueOffsetProcessor
 from .end_transaction import EndTransactionProcessor
 from .half_sends import HalfMessageSender
-from .processors import CALL, MEMORY, PULL, SEND, ProcessorTable
+from .processors import (
+    ADMIN,
+    CALL,
+    MEMORY,
+    PULL,
+    RELAY,
+    SEND,
+    CodedProcessor,
+    Executor,
+    ProcessorTable,
+)
 from .pull_message import PullMessageProcessor
+from .query_messages import QueryMessageProcessor, RecordReader
 from .queue_locks import QueueLockProcessor
 from .remoting_server import RemotingServer, ServerCounts
 from .route_info import RouteInfoProcessor
@@ -29,6 +44,27 @@ from .shared_groups import SharedGroups
 from .topology import BrokerAddress, BrokerTable
 from .transaction_check import TransactionCheckService
 
+#: the table of processors: what runs each of them, and how many of its requests at a time. The codes are theirs.
+#: Source: BrokerController#registerProcessor
+EXECUTORS: Mapping[type[CodedProcessor], Executor] = {
+    SendMessageProcessor: SEND,
+    EndTransactionProcessor: SEND,
+    PullMessageProcessor: PULL,
+    ClientManageProcessor: MEMORY,
+    SendBackProcessor: CALL,
+    ConsumerOffsetProcessor: CALL,
+    QueueLockProcessor: CALL,
+    QueueOffsetProcessor: CALL,
+    RouteInfoProcessor: CALL,
+    # What RocketMQ's tools and dashboards ask.
+    QueryMessageProcessor: ADMIN,
+    TopicAdminProcessor: ADMIN,
+    GroupAdminProcessor: ADMIN,
+    ClusterAdminProcessor: ADMIN,
+    ClientAdminProcessor: MEMORY,
+    NameServerAdminProcessor: MEMORY,
+    ClientRelayProcessor: RELAY,
+}
 #: how long new requests are answered with GO_AWAY at the end
 GRACE_S = 0.5
 
@@ -82,8 +118,7 @@ class RocketMQServer:
                 if brokers is None:
                     self.brokers.note(shard, 0, {0: found})
         except BaseException:
-            self._run(self._server.close())
-            self._run(self._stop_services())
+            self._run(self._end_requests(0.0))
             self._end()
             raise
 
@@ -136,23 +171,28 @@ class RocketMQServer:
         )
 
         halves = HalfMessageSender(self._shards)
-        send = SendMessageProcessor(self._shards, lanes, halves, self.brokers)
-        self.table.register(SEND, send.process, send.CODES)
-        pull = PullMessageProcessor(self._shards, clients, offsets, shared, arrivals)
-        self.table.register(PULL, pull.process, pull.CODES)
-        self.table.register(MEMORY, manage.process, manage.CODES)
-        ends = EndTransactionProcessor(self._shards, arrivals)
-        self.table.register(SEND, ends.process, ends.CODES)
-        back = SendBackProcessor(self._shards)
-        self.table.register(CALL, back.process, back.CODES)
-        committed = ConsumerOffsetProcessor(self._shards, clients, offsets, shared)
-        self.table.register(CALL, committed.process, committed.CODES)
-        locks = QueueLockProcessor(self._shards, offsets, shared)
-        self.table.register(CALL, locks.process, locks.CODES)
-        ranges = QueueOffsetProcessor(self._shards)
-        self.table.register(CALL, ranges.process, ranges.CODES)
-        routes = RouteInfoProcessor(self._shards, self.brokers)
-        self.table.register(CALL, routes.process, routes.CODES)
+        tools = self._shards.for_tools()
+        records = RecordReader(tools, self.brokers)
+        processors: tuple[CodedProcessor, ...] = (
+            SendMessageProcessor(self._shards, lanes, halves, self.brokers),
+            EndTransactionProcessor(self._shards, arrivals),
+            PullMessageProcessor(self._shards, clients, offsets, shared, arrivals),
+            manage,
+            SendBackProcessor(self._shards),
+            ConsumerOffsetProcessor(self._shards, clients, offsets, shared),
+            QueueLockProcessor(self._shards, offsets, shared),
+            QueueOffsetProcessor(self._shards),
+            RouteInfoProcessor(self._shards, self.brokers),
+            QueryMessageProcessor(tools, records),
+            TopicAdminProcessor(tools),
+            GroupAdminProcessor(tools, clients, offsets),
+            ClusterAdminProcessor(tools, self.brokers),
+            ClientAdminProcessor(clients),
+            NameServerAdminProcessor(),
+            ClientRelayProcessor(clients, records),
+        )
+        for each in processors:
+            self.table.register(EXECUTORS[type(each)], each.process, each.CODES)
 
         checks = TransactionCheckService(self._shards, clients, self.brokers)
         self._services = [loop.create_task(each.run()) for each in (checks, shared)]
@@ -161,15 +201,16 @@ class RocketMQServer:
         """Tell clients to go away, and end. What was stored stays."""
         if self._loop.is_closed():
             return
-        self._run(self._stop_services())
-        self._run(self._server.close(GRACE_S))
-        self._run(self._offsets.flush())
+        self._run(self._end_requests(GRACE_S))
         self._end()
 
-    async def _stop_services(self) -> None:
+    async def _end_requests(self, grace_s: float) -> None:
+        await self._server.close(grace_s)
         for service in self._services:
             service.cancel()
         await asyncio.gather(*self._services, return_exceptions=True)
+        await self._offsets.flush()
+        await self._shards.stop_looking()
 
     def _end(self) -> None:
         self._shards.close()

@@ -37,5 +37,8 @@ class SendBackProcessor:
                 f"no message begins at {offset} of the log of raymq-{shard}",
             )
         back = {"group": group, "delay_level": fields.integer("delayLevel", 0), **place}
+        most = fields.integer("maxReconsumeTimes", -1)
+        if most >= 0:
+            back["max_reconsume_times"] = most
         await self._shards.call(shard, "send_back", back)
         return answer(request, ResponseCode.SUCCESS)

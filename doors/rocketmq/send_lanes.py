@@ -1,6 +1,7 @@
-"""Gathers the messages of many clients into batches: at most two of a queue are under way, the rest wait for them.
+"""Gathers the messages of many clients into batches: at most two turns of a shard are under way, the rest wait.
 
-So a message that comes alone is sent at once, and under load the answer to one batch sends the next one.
+A turn is a batch of each queue that has messages, and all of them travel together. So a message that comes alone is
+sent at once, and under load the answer to one turn sends the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from raymq.store.records.record import SmallBatch
 
 from .arrivals import Arrivals
 
-#: batches of one queue without an answer
+#: turns of one shard without an answer
 UNDER_WAY_MAX = 2
 #: bytes of bodies in one batch. A larger message is a batch of its own
 BATCH_BYTES = 1 << 20
@@ -72,12 +73,22 @@ class _Waiting(NamedTuple):
     size: int
 
 
-class _Lane:
-    """One queue."""
+class _ShardLanes:
+    """The queues of one shard."""
 
     def __init__(self) -> None:
-        self.waiting: deque[_Waiting] = deque()
+        #: (topic, queue) -> what waits, in the order in which the first of each came
+        self.waiting: dict[tuple[str, int], deque[_Waiting]] = {}
         self.under_way = 0
+
+
+class _Turn:
+    """Batches that travel together."""
+
+    def __init__(self, lanes: _ShardLanes) -> None:
+        self.lanes = lanes
+        #: that have no answer
+        self.batches = 0
 
 
 class SendLanes:
@@ -90,67 +101,85 @@ class SendLanes:
         self._shards = shards
         self._arrivals = arrivals
         self._loop = loop
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[int, _ShardLanes] = {}
         self._waiting_bytes = 0
-        #: queues that have got messages since the last turn of the loop
-        self._changed: dict[tuple[str, int], _Lane] = {}
+        #: those that have got messages since the last turn of the loop
+        self._changed: set[_ShardLanes] = set()
 
     def put(
-        self, topic: str, queue_id: int, rows: list[MessageRow]
+        self, shard: int, topic: str, queue_id: int, rows: list[MessageRow]
     ) -> asyncio.Future[list[StoredRow]]:
         """Put messages of one request, whole or not at all. Raises: Unavailable when too many bytes wait."""
         size = sum(len(row.body) for row in rows)
         if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise Unavailable("too many messages wait for their shard; send again a little later")
-        lane = self._lanes.setdefault((topic, queue_id), _Lane())
+        lanes = self._lanes.get(shard)
+        if lanes is None:
+            lanes = self._lanes[shard] = _ShardLanes()
         stored: asyncio.Future[list[StoredRow]] = self._loop.create_future()
-        lane.waiting.append(_Waiting(rows, stored, size))
+        lanes.waiting.setdefault((topic, queue_id), deque()).append(_Waiting(rows, stored, size))
         self._waiting_bytes += size
         if not self._changed:
             # Requests that came together are one batch.
             self._loop.call_soon(self._send_changed)
-        self._changed[topic, queue_id] = lane
+        self._changed.add(lanes)
         return stored
 
     def _send_changed(self) -> None:
-        changed, self._changed = self._changed, {}
-        for key, lane in changed.items():
-            self._send(key, lane)
+        changed, self._changed = self._changed, set()
+        for lanes in changed:
+            self._send(lanes)
 
-    def _send(self, key: tuple[str, int], lane: _Lane) -> None:
-        while lane.waiting and lane.under_way < UNDER_WAY_MAX:
-            taken: list[_Waiting] = []
-            size = 0
-            while lane.waiting and (not taken or size + lane.waiting[0].size <= BATCH_BYTES):
-                taken.append(lane.waiting.popleft())
-                size += taken[-1].size
-            self._waiting_bytes -= size
-            self._put(key, lane, taken)
-        if not lane.waiting and not lane.under_way:
-            self._lanes.pop(key, None)
+    def _send(self, lanes: _ShardLanes) -> None:
+        while lanes.waiting and lanes.under_way < UNDER_WAY_MAX:
+            turn = _Turn(lanes)
+            lanes.under_way += 1
+            # Held until all are sent: a batch that fails at once would end the turn.
+            turn.batches += 1
+            for key, waiting in list(lanes.waiting.items()):
+                self._put(key, turn, self._take(waiting))
+                if not waiting:
+                    del lanes.waiting[key]
+            self._end_batch(turn)
 
-    def _put(self, key: tuple[str, int], lane: _Lane, taken: list[_Waiting]) -> None:
+    def _take(self, waiting: deque[_Waiting]) -> list[_Waiting]:
+        """The requests of the next batch of a queue."""
+        taken = [waiting.popleft()]
+        size = taken[0].size
+        while waiting and size + waiting[0].size <= BATCH_BYTES:
+            taken.append(waiting.popleft())
+            size += taken[-1].size
+        self._waiting_bytes -= size
+        return taken
+
+    def _end_batch(self, turn: _Turn) -> None:
+        turn.batches -= 1
+        if not turn.batches:
+            turn.lanes.under_way -= 1
+            if turn.lanes.waiting:
+                self._send(turn.lanes)
+
+    def _put(self, key: tuple[str, int], turn: _Turn, taken: list[_Waiting]) -> None:
         topic, queue_id = key
         rows = [row for each in taken for row in each.rows]
         columns = [list(column) for column in zip(*rows, strict=True)]
 
         def done(outcome: BatchReceipt | RayMQError) -> None:
-            lane.under_way -= 1
-            self._finish(key, lane, taken, rows, outcome)
-            self._send(key, lane)
+            self._finish(key, turn, taken, rows, outcome)
+            self._end_batch(turn)
 
-        lane.under_way += 1
+        turn.batches += 1
         try:
             self._shards.put(topic, queue_id, SmallBatch(*columns), done)
         except Exception as error:
-            lane.under_way -= 1
             fault = error if isinstance(error, RayMQError) else Rejected(repr(error))
-            self._finish(key, lane, taken, rows, fault)
+            self._finish(key, turn, taken, rows, fault)
+            self._end_batch(turn)
 
     def _finish(
         self,
         key: tuple[str, int],
-        lane: _Lane,
+        turn: _Turn,
         taken: list[_Waiting],
         rows: list[MessageRow],
         outcome: BatchReceipt | RayMQError,
@@ -158,7 +187,7 @@ class SendLanes:
         """Answer the requests of a batch. If one of several was malformed, nothing was stored: each goes alone."""
         if isinstance(outcome, (Rejected, Corrupt)) and len(taken) > 1:
             for each in taken:
-                self._put(key, lane, [each])
+                self._put(key, turn, [each])
             return
         if isinstance(outcome, RayMQError):
             for each in taken:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 from raymq.store.base.clock import Clock
-from raymq.store.base.format import pack_host
+from raymq.store.base.format import RETRY_PREFIX, pack_host
 from raymq.store.records.producer_stamp import STAMP_NAME
 from raymq.store.records.properties import (
     NAME_VALUE_SEPARATOR,
@@ -28,6 +28,7 @@ from .half_sends import PREPARED, HalfMessageSender, is_half
 from .message_batch import decode_batch
 from .property_text import split
 from .request_fields import RequestFields
+from .retry_sends import RetrySender
 from .send_lanes import MessageRow, SendLanes, StoredRow
 from .shards import Shards
 from .sys_flags import INNER_BATCH, TRANSACTION_MASK
@@ -43,6 +44,7 @@ _V2 = {
     "flag": "h",
     "properties": "i",
     "reconsumeTimes": "j",
+    "maxReconsumeTimes": "l",
     "batch": "m",
     "brokerName": "n",
 }
@@ -77,6 +79,7 @@ class SendMessageProcessor:
         self._shards = shards
         self._lanes = lanes
         self._halves = halves
+        self._retries = RetrySender(shards)
         self._brokers = brokers
 
     async def process(
@@ -101,11 +104,17 @@ class SendMessageProcessor:
             answered = self._fields(queues, queue_id, texts, [stored])
             return answer(request, ResponseCode.SUCCESS, {**answered, "transactionId": transaction})
 
+        if topic.startswith(RETRY_PREFIX) and not is_batch and fields.integer("reconsumeTimes", 0):
+            place = await self._retries.put(shard, topic, rows[0], texts[0], fields)
+            return answer(
+                request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, [place])
+            )
+
         lane = Lane(topic, queue_id, None)
         if any(is_delayed(row.properties) for row in rows):
             levels = self._shards.delay_levels
             lane, rows = _delayed(topic, queue_id, shard, rows, levels)
-        places = await self._lanes.put(lane.topic, lane.queue, rows)
+        places = await self._lanes.put(shard, lane.topic, lane.queue, rows)
         return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, places))
 
     def _rows(

@@ -6,6 +6,7 @@ All three go through `client/`, which follows the leaders. Where this server run
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -37,10 +38,14 @@ logger = logging.getLogger("raymq.rocketmq")
 
 #: threads for calls of shards
 CALL_THREADS = 16
+#: threads for those that tools ask for: a shard that is slow must not let them take the threads of clients
+TOOL_THREADS = 4
 #: threads for calls about half messages, which wait for a durable put
 TRANSACTION_THREADS = 16
 #: streams to each shard, which answer one fetch at a time each
 FETCH_STREAMS = 4
+#: how often topics are looked up again that others may have changed. Clients ask for a route every 30 s
+LOOK_AGAIN_S = 5.0
 #: a client waits 3 s for the answer to a send, all its tries together
 SEND_TIMEOUT_MS = 2_500
 
@@ -49,7 +54,7 @@ class Shards:
     """The shards of a cluster. Callers: one event loop, but for `close`."""
 
     def __init__(self, handle: ClusterHandle, loop: asyncio.AbstractEventLoop) -> None:
-        self._handle = handle
+        self.handle = handle
         self._loop = loop
         self._routes = Routes.of(handle, keeps_connections=True)
         self._sender = BatchSender(
@@ -59,32 +64,42 @@ class Shards:
             max_block_ms=0,
         )
         self._calls = ThreadPoolExecutor(CALL_THREADS, "raymq-rocketmq-call")
+        self._tool_calls = ThreadPoolExecutor(TOOL_THREADS, "raymq-rocketmq-tool")
         self._transactions = ThreadPoolExecutor(TRANSACTION_THREADS, "raymq-rocketmq-transaction")
         self._fetches: dict[int, _FetchPool] = {}
         self._topics: dict[str, BrokerQueues] = {}
         self._look_ups: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._looks: set[asyncio.Task[None]] = set()
+        self._looked_s = loop.time()
         #: a write may block while its shard is slow, and must not hold up those of others
         self._writers: dict[ShardSender, _Writer] = {}
+
+    def for_tools(self) -> Shards:
+        """The same shards, for what tools ask: their calls have threads of their own. Close the first one only."""
+        shared = copy.copy(self)
+        shared._calls = self._tool_calls
+        return shared
 
     @property
     def name(self) -> str:
         """The name of the cluster."""
-        return self._handle.name
+        return self.handle.name
 
     @property
     def count(self) -> int:
         """How many shards there are."""
-        return self._handle.shards
+        return self.handle.shards
 
     @property
     def delay_levels(self) -> int:
         """How many delay levels there are."""
-        return self._handle.delay_levels
+        return self.handle.delay_levels
 
     # --- topics -----------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> BrokerQueues:
         """The queues of a topic. Raises: TopicMissing; Unavailable."""
+        self._look_again()
         route = self._routes.topics.cached(name)
         if route is None:
             # One question for all that wait, which go on in their order.
@@ -100,13 +115,40 @@ class Shards:
             known = self._topics[name] = BrokerQueues(route)
         return known
 
+    def _look_again(self) -> None:
+        """Look all topics up in the background, if that was not done lately: others add queues, and delete topics."""
+        now_s = self._loop.time()
+        if not self._looks and now_s - self._looked_s >= LOOK_AGAIN_S:
+            self._looked_s = now_s
+            look = self._loop.create_task(self._look_at_all())
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+
+    async def _look_at_all(self) -> None:
+        try:
+            await self.in_thread(self._routes.topics.matching, _no_topic)
+        except RayMQError as error:
+            # The routes that are known stay. Those who need another one meet the error.
+            logger.info("topics could not be looked up again: %s", error)
+
+    async def stop_looking(self) -> None:
+        """End what `topic` does in the background."""
+        looks = list(self._looks)
+        for look in looks:
+            look.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
+
     async def topics(self) -> dict[str, dict[str, Any]]:
         """All topics that users see, as `ClusterHandle.topics`. Raises: Unavailable."""
-        return await self.in_thread(self._handle.topics)
+        return await self.in_thread(self.handle.topics)
+
+    def forget_topic(self, name: str) -> None:
+        """Look a topic up again when it is needed next: it has changed, or has gone."""
+        self._routes.topics.forget([name])
 
     async def create_retry_topic(self, name: str) -> None:
         """Make a topic with a queue on each shard, unless there is one. Raises: RayMQError."""
-        await self.in_thread(create_retry_topic, self._handle, name)
+        await self.in_thread(create_retry_topic, self.handle, name)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -170,8 +212,8 @@ class Shards:
             writer.end()
         for pool in self._fetches.values():
             pool.close()
-        self._calls.shutdown(wait=False, cancel_futures=True)
-        self._transactions.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._calls, self._tool_calls, self._transactions):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._routes.close()
 
 
@@ -250,6 +292,10 @@ class _FetchPool:
         for stream in streams:
             stream.abort()
         self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _no_topic(name: str) -> bool:
+    return False
 
 
 def _outcome(future: BatchFuture) -> BatchReceipt | RayMQError:

@@ -15,6 +15,8 @@ from .command import RemotingCommand
 ACCESS_KEY = "AccessKey"
 #: the field with the signature
 SIGNATURE = "Signature"
+#: what a request that is passed on does not have
+CREDENTIALS = frozenset((ACCESS_KEY, SIGNATURE))
 #: a field of queries, which is not of their header's class: clients up to V4_9_3 sign its fields alone
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 

@@ -55,6 +55,7 @@ class TransactionCheckService:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, shard: int) -> None:
         while True:

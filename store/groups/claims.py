@@ -26,6 +26,11 @@ class Claim(NamedTuple):
         """Whether a client of RocketMQ has locked the queue. That ends without a word of the client, too."""
         return self.member_id.startswith(LOCK_PREFIX)
 
+    @property
+    def client(self) -> str:
+        """The id of the client of RocketMQ that has locked the queue; empty: none has."""
+        return self.member_id[len(LOCK_PREFIX) :] if self.is_lock else ""
+
 
 class Commit(NamedTuple):
     """The offset at which a group goes on with a queue, under the number of a grant."""

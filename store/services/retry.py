@@ -6,21 +6,22 @@ outcome was unknown may deliver the message twice.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
+from raymq.store.delay.delivery_time import delay_level as level_of
 from raymq.store.put.inner_message import EncodedInner, InnerMessage
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.properties import DELAY, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import TopicInfo
-from raymq.store.state.topics import dlq_topic, retry_topic
+from raymq.store.state.topics import RETRY_MAX_TIMES, dlq_topic, retry_topic
 
 from .stored_message import StoredMessage, read_one
 
-#: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
-RETRY_MAX_TIMES = 16
 #: level of the first retry. Each further retry takes the next level: 10 s, 30 s, 1 m, ... 2 h
 FIRST_LEVEL = 3
 
@@ -33,12 +34,14 @@ def send_back(
     offset: int,
     *,
     delay_level: int = 0,
+    most: int = RETRY_MAX_TIMES,
     shard: int = 0,
 ) -> tuple[str, AppendedRows]:
     """Put a message that a group could not handle into its retry topic, with a delay, or into its dead letter queue.
 
     Args: `delay_level`: 0: the next level of the schedule; above: that level; below: the dead letter queue at once.
-    `shard`: this store's, which has the queue. A missing topic is created here, with 1 queue.
+    `most`: a message that came so often goes there, too. `shard`: this store's, which has the queue. A missing topic
+    is created here, with 1 queue.
     Returns: the topic of the delivery, and the offsets of the appended record.
     Durable: after the flush service's sync.
     Raises: Rejected for a missing message or a bad group name. Otherwise as put_inner.
@@ -51,17 +54,50 @@ def send_back(
             limit="a readable message",
         )
 
-    dead = delay_level < 0 or message.reconsume_times >= RETRY_MAX_TIMES
+    dead = delay_level < 0 or message.reconsume_times >= most
     target = dlq_topic(group) if dead else retry_topic(group)
+    here = _queue_of(store, target, shard)
+    level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
+    levels = len(store.config.delay_levels_ms)
+    copy = _copy(message, target, here, min(level, levels))
+    return target, _put(store, copy)
+
+
+def put_retry(
+    store: ServiceHost, group: str, message: InnerMessage, most: int, *, shard: int = 0
+) -> tuple[str, AppendedRows]:
+    """Put a message that a client has sent to the retry topic of its group by itself, with all of its fields.
+
+    Args: `message`: its properties name the delay level. `most`: one that came so often goes to the dead letter queue.
+    Returns, Durable, Raises: as `send_back`.
+    Source: SendMessageProcessor#handleRetryAndDLQ, and HookUtils#handleScheduleMessage.
+    """
+    dead = message.reconsume_times >= most
+    target = dlq_topic(group) if dead else retry_topic(group)
+    here = _queue_of(store, target, shard)
+    properties = dict(message.properties)
+    level = 0 if dead else min(level_of(properties), len(store.config.delay_levels_ms))
+    if dead:
+        properties.pop(DELAY, None)
+    if level <= 0:
+        return target, _put(
+            store, replace(message, topic=target, queue_id=here, properties=properties)
+        )
+
+    properties |= {DELAY: str(level), REAL_TOPIC: target, REAL_QUEUE: str(here)}
+    waiting = replace(message, topic=SCHEDULE_TOPIC, queue_id=level - 1, properties=properties)
+    return target, _put(store, waiting)
+
+
+def _queue_of(store: ServiceHost, target: str, shard: int) -> int:
+    """A queue of this shard of a topic, which is made if it is missing."""
     if target not in store.state.topics:
         fmt.check_topic_name(target)
         store.topics.create(target, 1, [shard])
+    return _queue_here(store.state.topics[target], shard)
 
-    level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
-    levels = len(store.config.delay_levels_ms)
-    here = _queue_here(store.state.topics[target], shard)
-    copy = _copy(message, target, here, min(level, levels))
 
+def _put(store: ServiceHost, copy: InnerMessage) -> AppendedRows:
     limit = store.config.record_bytes_max - BUNDLE_RESERVE_BYTES
     size = EncodedInner(copy, store_host=store.log.store_host).size
     if size > limit:
@@ -72,7 +108,7 @@ def send_back(
         )
 
     (appended,) = store.put_inner([copy])
-    return target, appended
+    return appended
 
 
 def _queue_here(info: TopicInfo, shard: int) -> int:

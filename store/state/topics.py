@@ -24,6 +24,8 @@ from .topic_schema import ALLOWED, NULL_VALUES, SCHEMA, check_schema, extends
 #: the first part of the names of internal topics, both RocketMQ's (TopicValidator.SYSTEM_TOPIC_PREFIX) and RayMQ's
 SYSTEM_PREFIX = "rmq_sys_"
 QUEUES_MAX = 65_536
+#: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
+RETRY_MAX_TIMES = 16
 
 #: topic attributes with one of few values
 _ATTRIBUTES = (

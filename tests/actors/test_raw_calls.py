@@ -84,6 +84,13 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
         back = {"group": "g", "topic": "t", "queue_id": 0, "offset": 0, "delay_level": 0}
         yield "send_back", {**back, "queue_id": wrong}, "queue_id"
         yield "send_back", {**back, "offset": wrong}, "offset"
+        if wrong is not None:
+            yield "send_back", {**back, "max_reconsume_times": wrong}, "max_reconsume_times"
+            yield "put_retry", {**RETRY, "max_reconsume_times": wrong}, "max_reconsume_times"
+        yield "put_retry", {**RETRY, "reconsume_times": wrong}, "reconsume_times"
+        yield "put_retry", {**RETRY, "born_time_ms": wrong}, "born_time_ms"
+        if wrong != {"a": 1}:
+            yield "put_retry", {**RETRY, "properties": wrong}, "properties"
         if wrong != -5:
             yield "send_back", {**back, "delay_level": wrong}, "delay_level"
         commit = {"group": "g", "topic": "t"}
@@ -107,6 +114,13 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "known_producers", {"producer_ids": [0] * 300_000}, "producer_ids"
 
 
+RETRY = {
+    "group": "g",
+    "body": "",
+    "properties": {"K": "v"},
+    "born_time_ms": 1,
+    "reconsume_times": 1,
+}
 FIND = {
     "topic": "t",
     "key": "k",
@@ -147,7 +161,8 @@ def locks(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "lock_queues", {**LOCK, "number": wrong}, "number"
         yield "commit_offsets", {**commit, "clients": wrong}, "clients"
     if wrong != "1":
-        yield "commit_offsets", {**commit, "clients": {"0": wrong}}, "clients"
+        if wrong is not None:
+            yield "commit_offsets", {**commit, "clients": {"0": wrong}}, "clients"
         yield "commit_offsets", {**commit, "clients": {str(wrong): "c"}}, "clients"
         yield "note_foreign_members", {**word, "protocol": wrong}, "protocol"
         yield "note_foreign_members", {**word, "server": wrong}, "server"

@@ -13,6 +13,7 @@ from raymq.doors.rocketmq.command import (
     FrameHead,
     HeaderType,
     RemotingCommand,
+    answer,
     decode_header,
     encode,
 )
@@ -65,6 +66,24 @@ class RemotingClient:
             else:
                 self.pushed.append(found)
         return self._answers[opaque].pop(0)
+
+    def request(self, code: int) -> RemotingCommand:
+        """The next request of the server with this code. The others go to `pushed`. Raises: EOFError."""
+        while True:
+            found = self.next()
+            if found.is_response:
+                self._answers.setdefault(found.opaque, []).append(found)
+            elif found.code == code:
+                return found
+            else:
+                self.pushed.append(found)
+
+    def reply(
+        self, request: RemotingCommand, code: int, body: bytes = b"", remark: str = ""
+    ) -> None:
+        """Answer a request of the server."""
+        made = answer(request, code, {}, body, remark or None)
+        self.socket.sendall(encode(made))
 
     def has_answer(self, opaque: int) -> bool:
         """Whether the answer to a request has come before that of a later one."""

@@ -4,9 +4,11 @@ table      all of them
 scope      what they work on
 topics     topics and their queues
 offsets    offsets of consumer groups, and messages that a group sends back
+retries    messages that clients put into the retry topics of their groups
 groups     heartbeats of members of consumer groups, and claims of queues
 queries    messages by time, key and id
 timers     timers that are cancelled
+message_arguments  arguments of those that put one message
 transactions  half messages: prepared, ended, checked
 producers  producers and their epochs
 writes     staged writes: the decision, and the publication of rows

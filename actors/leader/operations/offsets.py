@@ -8,7 +8,7 @@ from raymq.actors.api.operations import integer, integers, operation, optional, 
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Commit
 from raymq.store.services.retry import send_back as put_back
-from raymq.store.state.topics import QUEUES_MAX
+from raymq.store.state.topics import QUEUES_MAX, RETRY_MAX_TIMES
 
 from .groups import fenced_queues
 from .scope import LeaderScope, check_commit, check_queue, shard_of, topic_of
@@ -21,13 +21,13 @@ def commit_offsets(
     offsets: dict[int, int],
     numbers: dict[int, int] | None = None,
     seeks: list[int] | None = None,
-    clients: dict[int, str] | None = None,
+    clients: dict[int, str | None] | None = None,
 ) -> dict[str, object]:
     """Store the offsets at which a group goes on.
 
     Args: `numbers`: of a member, those of its grants. Without them no member may have any of the queues. `seeks`: the
     queues whose offset may be lower than before. `clients`: queue -> the client of RocketMQ that commits, which may
-    have locked it.
+    have locked it, or None: an operator.
     Returns: with `numbers` or `clients`, the queues that another claim has, as "fenced". The offsets of the others are
     stored.
     """
@@ -58,9 +58,18 @@ def offsets(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:
 
 
 def send_back(
-    leader: LeaderScope, group: str, topic: str, queue_id: int, offset: int, delay_level: int
+    leader: LeaderScope,
+    group: str,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    delay_level: int,
+    max_reconsume_times: int | None = None,
 ) -> dict[str, object]:
-    """Let a group get a message again later. Returns: the topic in which it will be."""
+    """Let a group get a message again later. Returns: the topic in which it will be.
+
+    Args: `max_reconsume_times`: after so many times it goes to the dead letter topic (16).
+    """
     leader.check_serving()
     check_queue(leader, topic_of(leader, topic), queue_id)
     target, appended = put_back(
@@ -70,6 +79,7 @@ def send_back(
         queue_id,
         offset,
         delay_level=delay_level,
+        most=RETRY_MAX_TIMES if max_reconsume_times is None else max_reconsume_times,
         shard=shard_of(leader),
     )
     leader.await_promise(appended)
@@ -94,5 +104,6 @@ OPERATIONS = {
         queue_id=integer(),
         offset=integer(),
         delay_level=integer(-(2**31), 2**31 - 1),
+        max_reconsume_times=optional(integer(0, 2**31 - 1)),
     ),
 }

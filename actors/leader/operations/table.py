@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from raymq.actors.api.operations import merge
 
-from . import groups, offsets, producers, queries, shard, timers, topics, transactions, writes
+from . import (
+    groups,
+    offsets,
+    producers,
+    queries,
+    retries,
+    shard,
+    timers,
+    topics,
+    transactions,
+    writes,
+)
 
 OPERATIONS = merge(
     shard.OPERATIONS,
     topics.OPERATIONS,
     offsets.OPERATIONS,
+    retries.OPERATIONS,
     groups.OPERATIONS,
     queries.OPERATIONS,
     timers.OPERATIONS,

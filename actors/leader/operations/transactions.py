@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode, b64encode
+from base64 import b64encode
 
-from raymq.actors.api import call_arguments
-from raymq.actors.api.call_arguments import check_integer, check_name, wrong_value
+from raymq.actors.api.call_arguments import check_name, wrong_value
 from raymq.actors.api.operations import choice, integer, operation, optional
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import Rejected
 from raymq.store.put.inner_message import InnerMessage
-from raymq.store.records.properties import TAGS, encode, separators_absent
-from raymq.store.records.record_check import check_put
 from raymq.store.records.requests import AppendedRows
-from raymq.store.records.small_batch import SmallBatch
 from raymq.store.services.half_messages import HalfEnd, HalfMessages
 
+from . import message_arguments
+from .message_arguments import check_as_put
 from .scope import LeaderScope, check_queue, topic_of
 
 #: producer groups of one call
@@ -46,7 +43,7 @@ def prepare_half(
     """
     fmt.check_group_name(group)
     check_queue(leader, topic_of(leader, topic), queue_id)
-    _check_as_put(leader, topic, body, properties)
+    check_as_put(leader, topic, body, properties)
     message = InnerMessage(
         topic,
         queue_id,
@@ -130,13 +127,6 @@ def halves_to_check(leader: LeaderScope, groups: list[str], max_records: int) ->
     return {"halves": found, "next_ms": handed.next_ms}
 
 
-def _check_as_put(leader: LeaderScope, topic: str, body: bytes, properties: dict[str, str]) -> None:
-    """Refuse what a put of the message would be refused for. Raises: Rejected."""
-    named = {name: value for name, value in properties.items() if name != TAGS}
-    row = SmallBatch([body], [properties.get(TAGS)], [encode(named)], [0])
-    check_put(topic, row, max_message_bytes=leader.store.config.max_message_bytes)
-
-
 def _halves(leader: LeaderScope) -> HalfMessages:
     leader.check_serving()
     return leader.transactions.loaded()
@@ -155,45 +145,6 @@ def _await_all(leader: LeaderScope) -> None:
 # --- arguments ------------------------------------------------------------------------------------
 
 
-def _body(field: str, value: object) -> bytes:
-    if type(value) is str:
-        try:
-            return b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            pass
-    raise wrong_value(field, value, "give the bytes in base64", "base64")
-
-
-def _properties(field: str, value: object) -> dict[str, str]:
-    found = None if value is None else call_arguments.check_attributes(value, field)
-    if found is None:
-        raise wrong_value(field, value, "give names and values, both text", "{name: value}")
-    for name, text in found.items():
-        if not name or not separators_absent(name + text):
-            advice = "give names, and values, without the characters \\x01 and \\x02"
-            raise wrong_value(field, {name: text}, advice, "no \\x01, \\x02")
-    return found
-
-
-def _sys_flag(field: str, value: object) -> int:
-    found = check_integer(field, value, 0, fmt.SYS_OF_SENDER)
-    if found & ~fmt.SYS_OF_SENDER:
-        advice = f"a sender sets bits of {fmt.SYS_OF_SENDER:#x} alone"
-        raise wrong_value(field, value, advice, fmt.SYS_OF_SENDER)
-    return found
-
-
-def _host(field: str, value: object) -> tuple[str, int]:
-    if type(value) is str:
-        try:
-            fmt.parse_host(value)
-        except ValueError:
-            pass
-        else:
-            return fmt.host_of(value)
-    raise wrong_value(field, value, "give an IP address and a port", "1.2.3.4:5")
-
-
 def _groups(field: str, value: object) -> list[str]:
     if type(value) is not list or not 1 <= len(value) <= GROUPS_MAX:
         advice = f"give a list of 1 to {GROUPS_MAX} producer groups"
@@ -207,12 +158,12 @@ OPERATIONS = {
         topic=check_name,
         queue_id=integer(),
         group=check_name,
-        body=_body,
-        properties=_properties,
+        body=message_arguments.check_body,
+        properties=message_arguments.check_properties,
         born_time_ms=integer(),
         flag=optional(integer(-(2**31), 2**31 - 1)),
-        sys_flag=optional(_sys_flag),
-        born_host=optional(_host),
+        sys_flag=optional(message_arguments.check_sys_flag),
+        born_host=optional(message_arguments.check_host),
     ),
     "end_half": operation(
         end_half,

@@ -16,67 +16,18 @@ from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
 from raymq.store.base import format as fmt
 from raymq.store.records import properties
 from tests.support.remoting_client import VERSION_4_9_3, RemotingClient, records_of
+from tests.support.remoting_requests import (
+    COMMIT,
+    SUBSCRIPTION,
+    SUSPEND,
+    beat,
+    bodies,
+    pull,
+    pull_fields,
+    send,
+    send_fields,
+)
 from tests.support.served_shard import ServedShard
-
-#: bits of a pull's sysFlag
-COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
-
-
-def send(
-    client: RemotingClient, topic: str, body: bytes, queue: int = 0, **more: object
-) -> dict[str, str]:
-    """Send a message. Returns: the fields of the answer."""
-    found = client.call(RequestCode.SEND_MESSAGE_V2, send_fields(topic, queue, **more), body)
-    assert found.code == ResponseCode.SUCCESS, found.remark
-    return found.fields
-
-
-def send_fields(topic: str, queue: int = 0, **more: object) -> dict[str, object]:
-    text = "".join(f"{name}\x01{value}\x02" for name, value in {"UNIQ_KEY": "u1", **more}.items())
-    return {
-        "a": "producers",
-        "b": topic,
-        "c": "TBW102",
-        "d": 4,
-        "e": queue,
-        "f": 0,
-        "g": 1_700_000_000_000,
-        "h": 7,
-        "i": text,
-        "j": 0,
-        "k": False,
-        "m": False,
-    }
-
-
-def pull_fields(topic: str, offset: int, queue: int = 0, **more: object) -> dict[str, object]:
-    return {
-        "consumerGroup": "readers",
-        "topic": topic,
-        "queueId": queue,
-        "queueOffset": offset,
-        "maxMsgNums": 32,
-        "sysFlag": SUBSCRIPTION,
-        "commitOffset": 0,
-        "suspendTimeoutMillis": 15_000,
-        "subscription": "*",
-        "subVersion": 0,
-        "expressionType": "TAG",
-        **more,
-    }
-
-
-def pull(client: RemotingClient, topic: str, offset: int, queue: int = 0, **more: object) -> Any:
-    return client.call(RequestCode.PULL_MESSAGE, pull_fields(topic, offset, queue, **more))
-
-
-def bodies(records: list[bytes]) -> list[bytes]:
-    found = []
-    for record in records:
-        (size,) = struct.unpack_from(">i", record, fmt.BODY_LENGTH_AT)
-        found.append(record[fmt.HEADER_BYTES : fmt.HEADER_BYTES + size])
-    return found
-
 
 # --- sends ----------------------------------------------------------------------------------------
 
@@ -168,7 +119,7 @@ def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic_of_its_group
     client: RemotingClient, topic: str
 ) -> None:
     group = f"g{topic}"
-    _beat(client, "c1", group)
+    beat(client, "c1", group)
     found = send(client, topic, b"again", TAGS="paid")
     (record,) = records_of(pull(client, topic, 0).body)
     (at,) = struct.unpack_from(">q", record, fmt.PHYSICAL_OFFSET_AT)
@@ -437,19 +388,6 @@ def test_a_route_has_each_shard_as_a_broker_in_the_json_of_the_clients_version(
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def _beat(client: RemotingClient, client_id: str, group: str) -> None:
-    subscription = {"topic": "t", "subString": "*", "expressionType": "TAG", "subVersion": 1}
-    consumer = {"groupName": group, "subscriptionDataSet": [subscription]}
-    beat = {
-        "clientID": client_id,
-        "producerDataSet": [{"groupName": "p"}],
-        "consumerDataSet": [consumer],
-    }
-    found = client.call(RequestCode.HEART_BEAT, {}, json.dumps(beat).encode())
-    assert found.code == ResponseCode.SUCCESS
-    assert found.fields["IS_SUPPORT_HEART_BEAT_V2"] == "false"
-
-
 def _members(client: RemotingClient, group: str) -> list[str]:
     found = client.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
     return [] if found.code else json.loads(bytes(found.body))["consumerIdList"]
@@ -460,9 +398,9 @@ def test_members_hear_of_each_other_and_of_those_that_go(
 ) -> None:
     group = "hearing"
     assert _members(client, group) == []
-    _beat(client, "a", group)
+    beat(client, "a", group)
     with RemotingClient(server.addresses[0]) as other:
-        _beat(other, "b", group)
+        beat(other, "b", group)
         assert _members(client, group) == ["a", "b"]
         changed = other.next()
         assert changed.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
