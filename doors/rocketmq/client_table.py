@@ -97,6 +97,9 @@ class ClientTable:
         consumers: Iterable[ConsumerFacts],
     ) -> set[str]:
         """Take a heartbeat. Returns: the consumer groups of which a member, or a subscription, is new."""
+        if connection.is_closed:
+            # `drop` was called already.
+            return set()
         self._client_ids[connection] = client_id
         for group in producers:
             member = GroupClient(client_id, connection, None)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any, TypeAlias
 
 from raymq.store.base.errors import RayMQError
+from raymq.store.groups.claims import Claim
 
 from .answers import Refused
 from .client_table import ClientTable
@@ -73,9 +74,14 @@ class OffsetStore:
         refused = await asyncio.shield(batch.task)
         claim = refused.get(str(queue_id))
         if claim is not None:
+            owner = Claim(*claim)
+            which = (
+                f"client {owner.client}" if owner.is_lock else f"RayMQ's member {owner.member_id}"
+            )
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"{claim[1]} has queue {queue_id} of {topic} for group {group}: only that one commits its offset",
+                f"{which} has queue {queue_id} of {topic} for group {group}, and alone commits its offset, until it is "
+                "closed",
             )
 
     def _add(self, key: _Key, queue_id: int, offset: int, client: str | None) -> _Batch:

@@ -34,7 +34,7 @@ ROUND_S, REFUSED_ROUND_S = 10.0, 3.0
 GATHER_S = 0.02
 #: how long the first requests of a group wait for the word of its coordinator. Without it they are served: the shards
 #: refuse a commit to a queue that a member has
-FIRST_WORD_S = 1.0
+FIRST_WORD_S = 0.5
 #: how long one call may take
 CALL_S = 2.5
 

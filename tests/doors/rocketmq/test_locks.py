@@ -130,14 +130,14 @@ def test_a_commit_names_the_client_of_its_connection(
     assert commit(client, topic, 1).code == ResponseCode.SUCCESS
     refused = commit(other, topic, 4)
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL
-    assert "rocketmq:a has queue 0" in str(refused.remark)
+    assert "client a has queue 0" in str(refused.remark)
     # A queue that nobody has locked is anyone's.
     assert commit(other, topic, 0, queue=1).code == ResponseCode.SUCCESS
 
     clock.advance(60_000)
     assert lock(other, "b", topic, 0) == [0]
     assert commit(other, topic, 3).code == ResponseCode.SUCCESS
-    assert "rocketmq:b has queue 0" in str(commit(client, topic, 2).remark)
+    assert "client b has queue 0" in str(commit(client, topic, 2).remark)
     assert committed(client, topic) == 3
 
 
