@@ -952,6 +952,7 @@ class Cluster(ClusterHandle):
         `node_port` is the port of its node for name server requests, or None when another server of the node has it.
         Raises: Unavailable when a shard does not answer.
         """
+        self.learn_shards(int(self.call(None, "describe", {}).get("shards", 0)))
         found: dict[str, list[dict[str, Any]]] = {}
         for shard in range(self.shards):
             answer = self.call(shard, "doors", {})

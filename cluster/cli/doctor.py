@@ -22,7 +22,7 @@ from raymq.actors.protocol import tls
 from raymq.actors.shared import memory_order
 from raymq.cluster.bench.machine import version_of
 from raymq.cluster.connect import connect
-from raymq.cluster.deploy import ray_release
+from raymq.cluster.deploy import door_set, ray_release
 from raymq.cluster.record.cluster_record import ClusterRecord, StartOptions, load_record
 from raymq.cluster.record.disk_room import disks_of
 from raymq.cluster.record.paths import (
@@ -394,8 +394,17 @@ def examine_data_dir(data_dir: str, files: Files, *, ephemeral: bool = False) ->
         checks.append(check_disk(str(disk.place), disk.free_bytes, 0))
     if plan.stored is not None:
         checks.append(_check_address(plan.record))
+        if plan.record.doors:
+            checks.append(check_rocketmq(door_set.missing_package()))
         checks += _check_cluster(paths, plan.record, files)
     return checks
+
+
+def check_rocketmq(missing: str | None) -> Check:
+    """What the servers for RocketMQ's clients need. Args: `missing`: a package; None: it is there."""
+    if missing is not None:
+        return _fail("rocketmq", f"without {missing}", "pip install 'raymq[rocketmq]'")
+    return _ok("rocketmq", "the servers for RocketMQ's clients have what they need")
 
 
 def _check_directory(directory: Path, files: Files) -> Check:

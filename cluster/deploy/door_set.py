@@ -34,12 +34,12 @@ def check(ray: ModuleType, record: ClusterRecord, *, before: ClusterRecord | Non
     if port is None:
         return
 
-    if _orjson_version() < _ORJSON_MIN:
-        least = ".".join(map(str, _ORJSON_MIN))
+    missing = missing_package()
+    if missing is not None:
         raise Rejected(
-            f"the server for RocketMQ's clients needs orjson {least} or newer: pip install 'raymq[rocketmq]'",
+            f"the server for RocketMQ's clients needs {missing}: pip install 'raymq[rocketmq]'",
             field="rocketmq",
-            limit=f"orjson >= {least}",
+            limit=missing,
         )
 
     if record.rocketmq_access == "open" and not is_loopback(record.host):
@@ -62,6 +62,13 @@ def check(ray: ModuleType, record: ClusterRecord, *, before: ClusterRecord | Non
             limit="a free port",
             found=port,
         )
+
+
+def missing_package() -> str | None:
+    """The package that the server for RocketMQ's clients lacks here; None: it is there."""
+    if _orjson_version() >= _ORJSON_MIN:
+        return None
+    return f"orjson {'.'.join(map(str, _ORJSON_MIN))} or newer"
 
 
 def await_doors(

@@ -86,6 +86,8 @@ class RocketMQDoor:
         self._ended = threading.Event()
         self._server: RocketMQServer | None = None
         self._has_node_port = False
+        #: and it has said so
+        self._is_node_port_known = False
         self._error: str | None = None
         #: why the port of the node could not be taken
         self._node_port_error: str | None = None
@@ -120,7 +122,7 @@ class RocketMQDoor:
         return {
             "state": "STARTING" if server is None else "RUNNING",
             "address": address,
-            "node_port": options.port if self._has_node_port else None,
+            "node_port": options.port if self._is_node_port_known else None,
             "node_port_error": self._node_port_error,
             "connections": 0 if server is None else server.connections,
             "error": self._error,
@@ -237,6 +239,7 @@ class RocketMQDoor:
         for endpoint in sorted(str(each) for each in found):
             with contextlib.suppress(RayMQError), closing(self._connection(endpoint)) as connection:
                 connection.call("set_door", arguments, timeout=CALL_TIMEOUT_S)
+        self._is_node_port_known = "node_port" in arguments
 
     def _connection(self, endpoint: str) -> ShardConnection:
         options = self._options

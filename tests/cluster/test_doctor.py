@@ -55,6 +55,8 @@ from tests.support.loop_disk import LoopDisk
         (doctor.check_crc(True, True), "ok"),
         (doctor.check_crc(True, False), "ok"),
         (doctor.check_crc(False, True), "warn"),
+        (doctor.check_rocketmq("orjson 3.9.15 or newer"), "fail"),
+        (doctor.check_rocketmq(None), "ok"),
         (doctor.check_java(None, 0, None), "warn"),
         (doctor.check_java("/usr/bin/java", 17, None), "ok"),
         (doctor.check_java("/usr/bin/java", 17, "/tmp/ray belongs to user 0"), "warn"),
