@@ -7,11 +7,19 @@ from typing import Any
 
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
+from raymq.store.groups.foreign_members import CLIENTS_SHOWN_MAX, FOREIGN_GROUPS_MAX
 from raymq.store.groups.heartbeat import REPLACES_MAX, Beat, unpack_beat
 from raymq.store.groups.members import TOPICS_MAX
 from raymq.store.state.topics import QUEUES_MAX
 
-from .call_arguments import check_integer, check_name, check_selector, shown, wrong_value
+from .call_arguments import (
+    check_integer,
+    check_name,
+    check_offsets,
+    check_selector,
+    shown,
+    wrong_value,
+)
 
 #: heartbeats in one call
 BEATS_MAX = 4_096
@@ -81,6 +89,39 @@ def check_queues(queues: object) -> list[tuple[str, int]]:
             raise wrong_value("queues", queue_ids, advice, QUEUES_MAX)
         found += [(topic, check_integer("queues", each, 0, QUEUES_MAX - 1)) for each in queue_ids]
     return found
+
+
+def check_clients(clients: object) -> dict[int, str | None]:
+    """queue -> id of a client; empty: it is not known; None: it is an operator. Raises: Rejected naming the field."""
+    if type(clients) is not dict or len(clients) > QUEUES_MAX:
+        advice = f"give a client for each of at most {QUEUES_MAX} queues"
+        raise wrong_value("clients", clients, advice, QUEUES_MAX)
+    for client in clients.values():
+        if client is not None and (type(client) is not str or len(client) > TEXT_CHARS_MAX):
+            advice = f"give texts of at most {TEXT_CHARS_MAX} characters"
+            raise wrong_value("clients", client, advice, TEXT_CHARS_MAX)
+    if not clients:
+        return {}
+    numbered = dict.fromkeys(clients, 0)
+    queues = check_offsets(numbered, field="clients")
+    return dict(zip(queues, clients.values(), strict=True))
+
+
+def check_foreign_groups(groups: object) -> dict[str, list[str]]:
+    """group -> the clients of another protocol that consume in it. Raises: Rejected naming the field."""
+    if type(groups) is not dict or len(groups) > FOREIGN_GROUPS_MAX:
+        advice = f"give the clients of at most {FOREIGN_GROUPS_MAX} groups"
+        raise wrong_value("groups", groups, advice, FOREIGN_GROUPS_MAX)
+    for group, clients in groups.items():
+        check_group_name(group)
+        if type(clients) is not list or len(clients) > CLIENTS_SHOWN_MAX:
+            advice = f"give a list of at most {CLIENTS_SHOWN_MAX} clients"
+            raise wrong_value("groups", clients, advice, CLIENTS_SHOWN_MAX)
+        for client in clients:
+            if type(client) is not str or not 1 <= len(client) <= TEXT_CHARS_MAX:
+                advice = f"give texts of 1 to {TEXT_CHARS_MAX} characters"
+                raise wrong_value("groups", client, advice, TEXT_CHARS_MAX)
+    return groups
 
 
 def _check_grants(grants: object) -> None:

@@ -127,6 +127,17 @@ def flag(field: str, value: object) -> bool:
     return value
 
 
+def text(most: int) -> ArgumentCheck:
+    """A text of 1 to so many characters."""
+
+    def check_text(field: str, value: object) -> str:
+        if type(value) is not str or not 1 <= len(value) <= most:
+            raise wrong_value(field, value, f"give a text of 1 to {most} characters", most)
+        return value
+
+    return check_text
+
+
 def choice(*choices: str) -> ArgumentCheck:
     """One of some texts."""
 

@@ -7,6 +7,7 @@ delays          delivers delayed messages
 transactions    half messages: those that are open, and those that are given up
 group_service   runs the consumer groups that this shard coordinates
 queue_claims    claims on the queues of this shard, and offsets of groups
+lock_times      when clients of RocketMQ have renewed their locks of queues
 group_records   what their records have in common
 group_progress  how far groups are on this shard
 disk_losses     writes down that a majority of the replicas had lost its disks

@@ -12,6 +12,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.groups.coordinator import Coordinator, GroupStep
+from raymq.store.groups.foreign_members import CLIENTS_SHOWN_MAX
 from raymq.store.groups.heartbeat import Beat, BeatAnswer
 from raymq.store.groups.members import GROUP, dated, group_value
 from raymq.store.records.requests import AppendedRows
@@ -165,6 +166,29 @@ class GroupService:
         if appended is not None:
             self._end = appended.end_offset
         fail_point("groups.appended")
+
+    # --- clients of other protocols ---------------------------------------------------------------
+
+    def note_foreign(
+        self, protocol: str, server: str, groups: Mapping[str, Sequence[str]]
+    ) -> dict[str, list[str]]:
+        """Take the word of a server on clients of its protocol in groups: `ForeignMembers.note`.
+
+        Returns: some members' programs, of those of these groups that have members.
+        """
+        with self._step_lock:
+            self._coordinator.foreign.note(protocol, server, groups, self._clock.monotonic_ms())
+            known = self._store.groups.groups
+            found = {each: known[each].members for each in groups if each in known}
+            shown = {
+                group: sorted({each.facts.client for each in members.values()})[:CLIENTS_SHOWN_MAX]
+                for group, members in found.items()
+                if members
+            }
+            end = self._end
+        self._leader.await_promise(AppendedRows.up_to(end))
+        self._leader.await_check()
+        return shown
 
     # --- administration ---------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class Leader(ReplicaRole):
 
         self._delays = Delays(parts, self.await_promise)
         #: claims on the queues of this shard
-        self.claims = QueueClaims(self)
+        self.claims = QueueClaims(self, parts.clock)
         #: the consumer groups that this shard coordinates
         self.groups = GroupService(self, parts.clock, self.claims)
         #: the half messages of this shard

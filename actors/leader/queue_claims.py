@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.failpoints import fail_point
-from raymq.store.groups.claims import Claim, Commit, claim_value, ended_value
+from raymq.store.groups.claims import Claim, Commit, claim_value, ended_value, lock_member
 from raymq.store.groups.members import CLAIM
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import OFFSETS, no_offsets_body, offsets_body
 from raymq.store.state.topics import unknown_topic
 
 from .group_records import GroupHost, encoded, note_level, record_time_ms
+from .lock_times import LockTimes
 
 
 class QueueClaims:
     """Decides by `ClaimTable`, appends the records, and lets answers wait for them. Threads: any may call."""
 
-    def __init__(self, leader: GroupHost) -> None:
+    def __init__(self, leader: GroupHost, clock: Clock) -> None:
         self._leader = leader
         self._store = leader.store
+        self._locks = LockTimes(clock)
 
     # --- members ----------------------------------------------------------------------------------
 
@@ -70,26 +73,39 @@ class QueueClaims:
         self._await(self._store.inner_put.put_decided(decide))
         return refused
 
-    def commit_unclaimed(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Store offsets of a consumer that is not a member.
+    def commit_unclaimed(
+        self,
+        group: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        clients: Mapping[int, str | None] | None = None,
+    ) -> dict[int, Claim]:
+        """Store offsets of consumers that are not members.
 
-        Raises: Rejected for a queue that a member of the group has. Nothing was stored.
+        Args: `clients`: queue -> id of the client of RocketMQ that commits, and may have locked it; or None, of an
+        operator, whom no lock keeps away. Without it no client commits.
+        Returns: with `clients`, the refused queues, each with the claim that stands. The others are stored.
+        Raises: Rejected without `clients` for a queue that a member or another client has. Nothing was stored.
         """
+        refused: dict[int, Claim] = {}
 
         def decide() -> list[tuple[str, bytes]]:
             self._check_topic(topic)
             for queue_id, claim in self._store.claims.held(group, topic, offsets).items():
-                raise Rejected(
-                    f"queue {queue_id} of {topic} belongs to member {claim.member_id} of group {group}: only that "
-                    "member commits its offset, until it closes. If it was killed, let a consumer of the group without "
-                    "queues= join and close; or use another group",
-                    field="offsets",
-                    limit="queues that no member has",
-                    found=queue_id,
-                )
-            return [(OFFSETS, offsets_body(group, topic, offsets, record_time_ms(self._store)))]
+                client = "" if clients is None else clients.get(queue_id, "")
+                is_own = claim.is_lock and client in (None, claim.client)
+                if not is_own and self._is_held(group, topic, queue_id, claim):
+                    refused[queue_id] = claim
+            if clients is None:
+                for queue_id, claim in refused.items():
+                    raise _belongs(group, topic, queue_id, claim)
+            new = {each: offset for each, offset in offsets.items() if each not in refused}
+            if not new:
+                return []
+            return [(OFFSETS, offsets_body(group, topic, new, record_time_ms(self._store)))]
 
         self._await(self._store.inner_put.put_decided(decide))
+        return refused
 
     def release(self, group: str, topic: str, member_id: str, numbers: Mapping[int, int]) -> None:
         """End claims of a member that leaves. Others of these queues stay as they are."""
@@ -99,6 +115,70 @@ class QueueClaims:
             return [self._record(group, topic, released)] if released else []
 
         self._await(self._store.inner_put.put_decided(decide))
+
+    # --- clients of RocketMQ ----------------------------------------------------------------------
+
+    def lock(
+        self,
+        group: str,
+        topic: str,
+        client: str,
+        queues: Iterable[int],
+        number: int | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """Let a client of RocketMQ have queues alone, until it unlocks them or renews them for 60 s no more.
+
+        Args: `number`: of the group's coordinator, under which free queues are locked; None: they are only named.
+        Returns: the queues that the client has now, and the free ones. Those of other clients are neither.
+        """
+        table, member_id = self._store.claims, lock_member(client)
+        locked: list[int] = []
+        free: list[int] = []
+        if number is not None:
+            note_level(self._leader)
+
+        def decide() -> list[tuple[str, bytes]]:
+            self._check_topic(topic)
+            new: dict[int, Claim] = {}
+            for queue_id in queues:
+                claim = table.claim_of(group, topic, queue_id)
+                if claim.member_id == member_id:
+                    locked.append(queue_id)
+                elif claim.is_lock and self._is_held(group, topic, queue_id, claim):
+                    continue
+                elif number is None:
+                    free.append(queue_id)
+                elif number > claim.number:
+                    # Also that of a member: the coordinator gave the number because no member has the queue any more.
+                    new[queue_id] = Claim(number, member_id)
+                    locked.append(queue_id)
+            # With the lock held, so that no other client finds a new claim that seems to be over.
+            self._locks.renew(group, topic, locked)
+            return [self._record(group, topic, new)] if new else []
+
+        self._await(self._store.inner_put.put_decided(decide))
+        return locked, free
+
+    def unlock(self, group: str, topic: str, client: str, queues: Iterable[int]) -> None:
+        """Let others have queues that a client of RocketMQ has locked. Others of these queues stay as they are."""
+        table, member_id = self._store.claims, lock_member(client)
+
+        def decide() -> list[tuple[str, bytes]]:
+            claims = {each: table.claim_of(group, topic, each) for each in queues}
+            released = {
+                queue_id: Claim(claim.number, "")
+                for queue_id, claim in claims.items()
+                if claim.member_id == member_id
+            }
+            return [self._record(group, topic, released)] if released else []
+
+        self._await(self._store.inner_put.put_decided(decide))
+
+    def _is_held(self, group: str, topic: str, queue_id: int, claim: Claim) -> bool:
+        """Whether a claim keeps others from its queue: a lock that is not renewed does so for a while."""
+        if claim.is_lock:
+            return not self._locks.is_over(group, topic, queue_id)
+        return bool(claim.member_id)
 
     # --- operators --------------------------------------------------------------------------------
 
@@ -184,7 +264,8 @@ class QueueClaims:
             # Those without a time are of an earlier version, and count as new.
             times += [table.times_ms.get((group, topic), 0) for topic in {key[0] for key in claims}]
             is_old = bool(topics) and min(times) > 0 and max(times) <= unused_since_ms
-            if not is_old or any(claim.member_id for claim in claims.values()):
+            is_held = any(self._is_held(group, *key, claim) for key, claim in claims.items())
+            if not is_old or is_held:
                 return []
             number = max((claim.number for claim in claims.values()), default=0)
             return self._ending(group, topics, number)
@@ -213,3 +294,23 @@ class QueueClaims:
         else:
             self._leader.await_promise(AppendedRows.up_to(self._store.log.end))
             self._leader.await_check()
+
+
+def _belongs(group: str, topic: str, queue_id: int, claim: Claim) -> Rejected:
+    """Why an offset that names no member is refused."""
+    if claim.is_lock:
+        return Rejected(
+            f"queue {queue_id} of {topic} is locked for group {group} by a client of RocketMQ, {claim.member_id}: only "
+            "that client commits its offset. A lock ends with its consumer, or 60 s after it was renewed last",
+            field="offsets",
+            limit="queues that no client has locked",
+            found=queue_id,
+        )
+    return Rejected(
+        f"queue {queue_id} of {topic} belongs to member {claim.member_id} of group {group}: only that "
+        "member commits its offset, until it closes. If it was killed, let a consumer of the group without "
+        "queues= join and close; or use another group",
+        field="offsets",
+        limit="queues that no member has",
+        found=queue_id,
+    )

@@ -84,8 +84,8 @@ A shard that is being added does not answer those that are about all shards: des
     place_of_message(message_id)                                    {topic, queue_id, offset}; {} when it is not here
     place_of_record(physical_offset)                                {topic, queue_id, offset}; {} when no message begins
                                                                       there
-    commit_offsets(group, topic, offsets, numbers, seeks)           {}; with numbers {fenced: {queue_id: [number,
-                                                                      member]}}: of these nothing is stored
+    commit_offsets(group, topic, offsets, numbers, seeks, clients)  {}; with numbers or clients {fenced: {queue_id:
+                                                                      [number, member]}}: of these nothing is stored
     offsets(group, topic)                                           {queue_id: next offset}
     send_back(group, topic, queue_id, offset, delay_level, max_reconsume_times)  {topic}
     put_retry(group, body, properties, born_time_ms, reconsume_times, max_reconsume_times, flag, sys_flag, born_host)  {
@@ -110,6 +110,11 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       error, see store/groups/heartbeat.py
     claim_queues(group, topic, member, numbers)                     {offsets: {queue_id: next offset}, fenced}
     release_claims(group, topic, member, numbers)                   {}
+    lock_queues(group, topic, client, queues, number)               {locked: [queue ids], free: [queue ids]}; without
+                                                                      number, free ones are not locked
+    unlock_queues(group, topic, client, queues)                     {}
+    note_foreign_members(protocol, server, groups)                  {with_members: {group: [programs of members]}};
+                                                                      groups: {group: [clients]}
     take_group_number(group, queues, force)                         {number}; queues: {topic: [queue ids]}. Rejected
                                                                       naming members that have them, without force
     reset_offsets(group, topic, offsets, number)                    {fenced}: as of commit_offsets

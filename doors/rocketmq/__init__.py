@@ -30,6 +30,8 @@ admin_clients     connected clients for them
 fetch_turns       gathers reads of many pulls into fetches
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
+shared_groups     groups in which both kinds of client want to consume
+queue_locks       locks of queues for consumers in order
 client_table      the clients that are connected
 consumer_offsets  offsets of groups and of queues
 codes             the numbers of requests, answers, languages and versions

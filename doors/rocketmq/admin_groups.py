@@ -249,7 +249,7 @@ class GroupAdminProcessor:
             }
         await asyncio.gather(
             *(
-                self._offsets.commit(shard, group, topic, each, offset)
+                self._offsets.commit(shard, group, topic, each, offset, None)
                 for each, offset in offsets.items()
             )
         )

@@ -14,7 +14,7 @@ from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.state.topics import retry_topic
 
 from .answers import Refused
-from .client_table import ClientTable, ConsumerFacts
+from .client_table import CLUSTERING, ClientTable, ConsumerFacts
 from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
@@ -23,8 +23,6 @@ from .request_fields import RequestFields, json_body
 
 logger = logging.getLogger("raymq.rocketmq")
 
-#: the message model of consumers that share the queues
-CLUSTERING = "CLUSTERING"
 #: changes of a group within this time are one notification: five hundred consumers that start together make few
 NOTIFY_AFTER_S = 0.1
 
@@ -45,9 +43,13 @@ class ClientManageProcessor:
         loop: asyncio.AbstractEventLoop,
         *,
         create_retry_topic: Callable[[str], Awaitable[object]],
+        on_changed: Callable[[set[str]], object],
     ) -> None:
-        """Args: `create_retry_topic`: makes the retry topic of a group, if there is none."""
+        """Args: `create_retry_topic`: makes the retry topic of a group, if there is none. `on_changed`: hears of groups
+        whose consumers have changed, at once.
+        """
         self._clients = clients
+        self._on_changed = on_changed
         self._create_retry_topic = create_retry_topic
         #: groups whose retry topic is there, or being made
         self._with_retries: set[str] = set()
@@ -123,6 +125,12 @@ class ClientManageProcessor:
         self._note_changed(self._clients.drop(connection))
 
     def _note_changed(self, groups: set[str]) -> None:
+        if groups:
+            self._on_changed(groups)
+        self.notify_soon(groups)
+
+    def notify_soon(self, groups: set[str]) -> None:
+        """Let the consumers of groups look again at who has which queue."""
         if groups and not self._changed:
             self._loop.call_later(NOTIFY_AFTER_S, self._notify)
         self._changed |= groups

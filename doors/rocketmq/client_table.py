@@ -13,6 +13,9 @@ from .connection import ClientConnection
 
 Key = TypeVar("Key")
 
+#: the message model of consumers that share the queues
+CLUSTERING = "CLUSTERING"
+
 
 class SubscriptionData(NamedTuple):
     """What a consumer wants of a topic."""
@@ -68,6 +71,11 @@ class GroupClient(NamedTuple):
     #: None: a producer
     facts: ConsumerFacts | None
 
+    @property
+    def is_sharing(self) -> bool:
+        """Whether it is a consumer that shares the queues of its group."""
+        return self.facts is not None and self.facts.message_model == CLUSTERING
+
 
 class ClientTable:
     """All clients. Callers: one event loop."""
@@ -77,6 +85,8 @@ class ClientTable:
         self._consumers: dict[str, dict[str, GroupClient]] = {}
         #: group -> client id and shard -> the client: a producer has a connection to the port of each shard
         self._producers: dict[str, dict[tuple[str, int | None], GroupClient]] = {}
+        #: connection -> the client of its newest heartbeat
+        self._client_ids: dict[ClientConnection, str] = {}
         self._turns = itertools.count()
 
     def note(
@@ -87,6 +97,10 @@ class ClientTable:
         consumers: Iterable[ConsumerFacts],
     ) -> set[str]:
         """Take a heartbeat. Returns: the consumer groups of which a member, or a subscription, is new."""
+        if connection.is_closed:
+            # `drop` was called already.
+            return set()
+        self._client_ids[connection] = client_id
         for group in producers:
             member = GroupClient(client_id, connection, None)
             self._producers.setdefault(group, {})[client_id, connection.shard] = member
@@ -112,6 +126,7 @@ class ClientTable:
     def drop(self, connection: ClientConnection) -> set[str]:
         """A connection has ended. Returns: the consumer groups that lost a member."""
         lost = set()
+        self._client_ids.pop(connection, None)
         for group, producers in list(self._producers.items()):
             for key, member in list(producers.items()):
                 if member.connection is connection:
@@ -139,6 +154,23 @@ class ClientTable:
         ]
         found = [each for each in found if each.shard == shard] or found
         return found[next(self._turns) % len(found)] if found else None
+
+    def client_id(self, connection: ClientConnection) -> str:
+        """The id of the client of a connection; empty: it has sent no heartbeat."""
+        return self._client_ids.get(connection, "")
+
+    def sharing(self, group: str) -> list[str]:
+        """The ids of a group's consumers that share its queues and its offsets."""
+        return sorted(
+            client_id
+            for client_id, each in self._consumers.get(group, {}).items()
+            if each.is_sharing
+        )
+
+    def is_sharing(self, group: str, connection: ClientConnection) -> bool:
+        """Whether the client of a connection is such a consumer of the group."""
+        found = self._consumers.get(group, {}).get(self.client_id(connection))
+        return found is not None and found.is_sharing
 
     def consumers(self, group: str) -> list[GroupClient]:
         """The members of a group, by client id."""

@@ -6,6 +6,7 @@ Source: PullMessageProcessor, PullMessageRequestHeader, PullRequestHoldService.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from .consumer_offsets import OffsetStore
 from .named_queue import named_queue
 from .request_fields import RequestFields
 from .shards import Shards
+from .shared_groups import SharedGroups
 from .topology import BrokerQueues
 
 #: bits of a pull's sysFlag
@@ -50,11 +52,17 @@ class PullMessageProcessor:
     CODES = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
     def __init__(
-        self, shards: Shards, clients: ClientTable, offsets: OffsetStore, arrivals: Arrivals
+        self,
+        shards: Shards,
+        clients: ClientTable,
+        offsets: OffsetStore,
+        shared: SharedGroups,
+        arrivals: Arrivals,
     ) -> None:
         self._shards = shards
         self._clients = clients
         self._offsets = offsets
+        self._shared = shared
         self._arrivals = arrivals
 
     async def process(
@@ -68,7 +76,9 @@ class PullMessageProcessor:
 
         if flags & _COMMIT:
             offset = fields.integer("commitOffset", 0)
-            self._offsets.commit_soon(shard, group, topic, queue_id, offset)
+            client = self._clients.client_id(connection)
+            self._offsets.commit_soon(shard, group, topic, queue_id, offset, client)
+        await self._shared.check(group, connection)
         wanted = FetchRequest(
             topic,
             {queue_id: fields.integer("queueOffset")},
@@ -80,7 +90,11 @@ class PullMessageProcessor:
             wanted=self._selector(fields, flags, group, topic),
         )
         wait_ms = fields.integer("suspendTimeoutMillis", 0) if flags & _SUSPEND else 0
-        return await self._pull(connection, request, queues, shard, wanted, wait_ms)
+
+        def check() -> None:
+            self._shared.check_now(group, connection)
+
+        return await self._pull(connection, request, queues, shard, wanted, wait_ms, check)
 
     def _selector(
         self, fields: RequestFields, flags: int, group: str, topic: str
@@ -114,8 +128,9 @@ class PullMessageProcessor:
         shard: int,
         wanted: FetchRequest,
         wait_ms: int,
+        check: Callable[[], None],
     ) -> RemotingCommand:
-        """Fetch until there is something to say, or the wait is over."""
+        """Fetch until there is something to say, or the wait is over. Args: `check`: raises Refused."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + min(wait_ms, SUSPEND_MS_MAX) / 1000
         ((queue_id, asked),) = wanted.offsets.items()
@@ -125,6 +140,7 @@ class PullMessageProcessor:
             while connection.is_slow and not connection.is_closed:
                 # It takes what it was sent first.
                 await asyncio.sleep(SLOW_PAUSE_S)
+            check()
             # Before the fetch: what arrives during it wakes this pull.
             arrival = self._arrivals.next(wanted.topic, queue_id)
             try:

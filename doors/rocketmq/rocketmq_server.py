@@ -33,12 +33,14 @@ from .processors import (
 )
 from .pull_message import PullMessageProcessor
 from .query_messages import QueryMessageProcessor, RecordReader
+from .queue_locks import QueueLockProcessor
 from .remoting_server import RemotingServer, ServerCounts
 from .route_info import RouteInfoProcessor
 from .send_back import SendBackProcessor
 from .send_lanes import SendLanes
 from .send_message import SendMessageProcessor
 from .shards import Shards
+from .shared_groups import SharedGroups
 from .topology import BrokerAddress, BrokerTable
 from .transaction_check import TransactionCheckService
 
@@ -51,6 +53,7 @@ EXECUTORS: Mapping[type[CodedProcessor], Executor] = {
     ClientManageProcessor: MEMORY,
     SendBackProcessor: CALL,
     ConsumerOffsetProcessor: CALL,
+    QueueLockProcessor: CALL,
     QueueOffsetProcessor: CALL,
     RouteInfoProcessor: CALL,
     # What RocketMQ's tools and dashboards ask.
@@ -104,6 +107,7 @@ class RocketMQServer:
         )
         self._thread.start()
         self._shards = Shards(handle, self._loop)
+        self._services: list[asyncio.Task[None]] = []
 
         try:
             self._run(self._open(check, tls, takes_plain=takes_plain))
@@ -149,8 +153,12 @@ class RocketMQServer:
         clients, arrivals = ClientTable(), Arrivals()
         lanes = SendLanes(self._shards, arrivals, loop)
         offsets = self._offsets = OffsetStore(self._shards, loop)
+        shared = SharedGroups(self._shards, clients, on_free=lambda each: manage.notify_soon(each))
         manage = ClientManageProcessor(
-            clients, loop, create_retry_topic=self._shards.create_retry_topic
+            clients,
+            loop,
+            create_retry_topic=self._shards.create_retry_topic,
+            on_changed=shared.note_changed,
         )
 
         self.table = ProcessorTable()
@@ -168,10 +176,11 @@ class RocketMQServer:
         processors: tuple[CodedProcessor, ...] = (
             SendMessageProcessor(self._shards, lanes, halves, self.brokers),
             EndTransactionProcessor(self._shards, arrivals),
-            PullMessageProcessor(self._shards, clients, offsets, arrivals),
+            PullMessageProcessor(self._shards, clients, offsets, shared, arrivals),
             manage,
             SendBackProcessor(self._shards),
-            ConsumerOffsetProcessor(self._shards, offsets),
+            ConsumerOffsetProcessor(self._shards, clients, offsets, shared),
+            QueueLockProcessor(self._shards, offsets, shared),
             QueueOffsetProcessor(self._shards),
             RouteInfoProcessor(self._shards, self.brokers),
             QueryMessageProcessor(tools, records),
@@ -186,7 +195,7 @@ class RocketMQServer:
             self.table.register(EXECUTORS[type(each)], each.process, each.CODES)
 
         checks = TransactionCheckService(self._shards, clients, self.brokers)
-        self._checks = loop.create_task(checks.run())
+        self._services = [loop.create_task(each.run()) for each in (checks, shared)]
 
     def close(self) -> None:
         """Tell clients to go away, and end. What was stored stays."""
@@ -197,8 +206,9 @@ class RocketMQServer:
 
     async def _end_requests(self, grace_s: float) -> None:
         await self._server.close(grace_s)
-        self._checks.cancel()
-        await asyncio.gather(self._checks, return_exceptions=True)
+        for service in self._services:
+            service.cancel()
+        await asyncio.gather(*self._services, return_exceptions=True)
         await self._offsets.flush()
         await self._shards.stop_looking()
 

@@ -23,6 +23,7 @@ from raymq.client.produce.send_future import BatchFuture
 from raymq.client.produce.shard_sender import ShardSender
 from raymq.client.topics.retry_topics import create_retry_topic
 from raymq.client.transport.connection import FetchStream
+from raymq.client.transport.flight_client import CALL_TIMEOUT_S
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.errors import Bug, RayMQError, Unavailable
@@ -153,9 +154,11 @@ class Shards:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    async def call(self, shard: int, op: str, args: Mapping[str, object]) -> dict[str, Any]:
+    async def call(
+        self, shard: int, op: str, args: Mapping[str, object], timeout_s: float = CALL_TIMEOUT_S
+    ) -> dict[str, Any]:
         """Call an operation of a shard's leader. Raises: RayMQError."""
-        return await self.in_thread(self._routes.call, shard, op, args)
+        return await self.in_thread(self._routes.call, shard, op, args, timeout_s)
 
     async def call_transaction(
         self, shard: int, op: str, args: Mapping[str, object]

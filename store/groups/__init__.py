@@ -5,5 +5,6 @@ heartbeat      what a member says with each heartbeat, and the answer; their for
 group_table    groups of the shard that coordinates them, as a function of its log
 target         who shall have each queue: sticky and balanced
 coordinator    the decisions: join, release, assignment, session, removal
+foreign_members  clients of other protocols in groups, as their servers say
 claims         the fence of each queue of this shard, as a function of its log
 """

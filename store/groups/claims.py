@@ -21,6 +21,16 @@ class Claim(NamedTuple):
     #: member id; empty: no member, since an operator took the queue away
     member_id: str
 
+    @property
+    def is_lock(self) -> bool:
+        """Whether a client of RocketMQ has locked the queue. That ends without a word of the client, too."""
+        return self.member_id.startswith(LOCK_PREFIX)
+
+    @property
+    def client(self) -> str:
+        """The id of the client of RocketMQ that has locked the queue; empty: none has."""
+        return self.member_id[len(LOCK_PREFIX) :] if self.is_lock else ""
+
 
 class Commit(NamedTuple):
     """The offset at which a group goes on with a queue, under the number of a grant."""
@@ -31,6 +41,8 @@ class Commit(NamedTuple):
     is_seek: bool = False
 
 
+#: begins the member id of a client of RocketMQ that has locked a queue. Ids of members are hexadecimal digits
+LOCK_PREFIX = "rocketmq:"
 #: no member has ever had the queue
 UNCLAIMED = Claim(0, "")
 #: deleted groups whose numbers are remembered, the newest ones
@@ -172,6 +184,11 @@ class ClaimTable:
         """Those of these queues that a member has: a commit without a number is refused there."""
         claims = {each: self.claim_of(group, topic, each) for each in queues}
         return {queue_id: claim for queue_id, claim in claims.items() if claim.member_id}
+
+
+def lock_member(client: str) -> str:
+    """The member id of a client of RocketMQ that locks queues. Args: `client`: its client id."""
+    return LOCK_PREFIX + client
 
 
 def ended_value(group: str, number: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from raymq.store.base.errors import Fenced, InstanceReplaced, RayMQError, Rejected
 from raymq.store.state.topics import QueueKey
 
+from .foreign_members import ForeignMembers
 from .group_table import GroupTable
 from .heartbeat import Beat, BeatAnswer, JoinRequest
 from .members import (
@@ -124,6 +125,8 @@ class Coordinator:
         self._live: dict[str, LiveGroup] = {}
         #: no session ends before
         self._look_again_ms = 0
+        #: clients of other protocols in these groups
+        self.foreign = ForeignMembers()
 
     def step(
         self, name: str, beats: Sequence[Beat], topics: Mapping[str, int], now_ms: int
@@ -289,6 +292,9 @@ class Coordinator:
         if member is None:
             if beat.version or beat.join is None or beat.member_id in draft.former:
                 raise _not_a_member(draft.name, beat.member_id)
+            if not draft.members:
+                # While there are members, it is those clients that are refused.
+                self.foreign.check_join(draft.name, now_ms)
             member = _join(draft, beat.member_id, beat.join, topics)
         elif beat.join is not None and beat.join.facts != member.facts:
             _note_join(draft, beat.member_id, beat.join, topics, draft.next_number())

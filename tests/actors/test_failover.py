@@ -692,6 +692,9 @@ QUESTIONS = {
     "place_of_message": {"message_id": "0" * 32},
     "place_of_record": {"physical_offset": 0},
     "known_producers": {"producer_ids": [7]},
+    "lock_queues": {"group": "g", "topic": "t", "client": "c", "queues": [0]},
+    "unlock_queues": {"group": "g", "topic": "t", "client": "c", "queues": [0]},
+    "note_foreign_members": {"protocol": "p", "server": "s", "groups": {"g": ["c"]}},
 }
 
 

@@ -56,6 +56,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
             ("offsets", {"group": "g"}),
             ("commit_offsets", {"group": "g", "offsets": {"0": 0}}),
             ("send_back", {"group": "g", "queue_id": 0, "offset": 0, "delay_level": 0}),
+            ("lock_queues", {each: LOCK[each] for each in LOCK if each != "topic"}),
             ("prepare_half", {each: HALF[each] for each in HALF if each != "topic"}),
         ):
             yield op, {**more, "topic": name}, "topic"
@@ -101,6 +102,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
 
         yield from calls_of_a_shard(wrong)
         yield from queries(wrong)
+        yield from locks(wrong)
         yield from transactions(wrong)
         yield from calls_between_replicas(wrong)
 
@@ -137,6 +139,37 @@ HALF = {
     "properties": {},
     "born_time_ms": 0,
 }
+
+
+LOCK = {"group": "g", "topic": "t", "client": "c", "queues": [0]}
+
+
+def locks(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of those of servers for RocketMQ's clients."""
+    word = {"protocol": "p", "server": "s", "groups": {"g": ["c"]}}
+    commit = {"group": "g", "topic": "t", "offsets": {"0": 0}}
+    if wrong != [1]:
+        yield "lock_queues", {**LOCK, "queues": wrong}, "queues"
+    for op in ("lock_queues", "unlock_queues"):
+        yield op, {**LOCK, "queues": [wrong]}, "queues"
+        if wrong != "1":
+            yield op, {**LOCK, "client": wrong}, "client"
+            yield op, {**LOCK, "group": wrong}, "group"
+    yield "lock_queues", {**LOCK, "queues": [2]}, "queue_id"
+    yield "lock_queues", {**LOCK, "client": "x" * 300}, "client"
+    if wrong is not None:
+        yield "lock_queues", {**LOCK, "number": wrong}, "number"
+        yield "commit_offsets", {**commit, "clients": wrong}, "clients"
+    if wrong != "1":
+        if wrong is not None:
+            yield "commit_offsets", {**commit, "clients": {"0": wrong}}, "clients"
+        yield "commit_offsets", {**commit, "clients": {str(wrong): "c"}}, "clients"
+        yield "note_foreign_members", {**word, "protocol": wrong}, "protocol"
+        yield "note_foreign_members", {**word, "server": wrong}, "server"
+        yield "note_foreign_members", {**word, "groups": {"g": [wrong]}}, "groups"
+    yield "note_foreign_members", {**word, "groups": wrong}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"g": ["c"] * 6}}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"no group!": ["c"]}}, "group"
 
 
 def transactions(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -6,10 +6,12 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from raymq.doors.rocketmq.codes import ResponseCode
 from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
 from tests.support.oracle import JAVA_OPTIONS, SOURCES, Program
 from tests.support.served_shard import ServedShard
@@ -20,6 +22,8 @@ COUNT = 40
 MESSAGES = 4 * COUNT + 1
 #: half messages: a third of them is committed at once, a third is rolled back
 COUNT_HALVES = 30
+#: messages that are read in order
+COUNT_IN_ORDER = 800
 
 Run = Callable[..., dict[str, Any]]
 
@@ -32,34 +36,39 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedShard]:
 
 
 @pytest.fixture(scope="module")
-def run(shard: ServedShard, program: Program, tmp_path_factory) -> Iterator[Run]:
+def server(shard: ServedShard) -> Iterator[RocketMQServer]:
+    with RocketMQServer(shard.cluster) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def run(shard: ServedShard, server: RocketMQServer, program: Program, tmp_path_factory) -> Run:
     """Runs a scenario in a process of Java."""
     home = tmp_path_factory.mktemp("home")
-    with RocketMQServer(shard.cluster) as server:
 
-        def run_scenario(scenario: str, topic: str, *words: object, options=()) -> dict[str, Any]:
-            """Args: `words`: of the scenario. `options`: of Java."""
-            arguments = [scenario, f"127.0.0.1:{server.listen(0)}", topic, *map(str, words)]
-            done = subprocess.run(
-                [
-                    program.java,
-                    *JAVA_OPTIONS,
-                    f"-Duser.home={home}",
-                    f"-Drmq.logback.configurationFile={SOURCES / 'logback.xml'}",
-                    f"-Draymq.secret={shard.cluster.token}",
-                    *options,
-                    *("-cp", program.class_path, "ClientScenarios", *arguments),
-                ],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-            found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-            return found
+    def run_scenario(scenario: str, topic: str, *words: object, options=()) -> dict[str, Any]:
+        """Args: `words`: of the scenario. `options`: of Java."""
+        arguments = [scenario, f"127.0.0.1:{server.listen(0)}", topic, *map(str, words)]
+        done = subprocess.run(
+            [
+                program.java,
+                *JAVA_OPTIONS,
+                f"-Duser.home={home}",
+                f"-Drmq.logback.configurationFile={SOURCES / 'logback.xml'}",
+                f"-Draymq.secret={shard.cluster.token}",
+                *options,
+                *("-cp", program.class_path, "ClientScenarios", *arguments),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return found
 
-        yield run_scenario
+    return run_scenario
 
 
 @pytest.mark.parametrize("header_type", ["JSON", "ROCKETMQ"])
@@ -125,3 +134,48 @@ def test_the_java_client_makes_transactions_and_consumers_see_the_committed_ones
     # Those that were committed at once, and those that were committed when the server asked.
     read = run("push", "paid", 2 * third, "accounts", "half")
     assert (read["all"], read["received"], read["distinct"]) == (True, 2 * third, 2 * third)
+
+
+def test_the_java_clients_that_read_in_order_share_the_queues_and_take_them_over(
+    run: Run, shard: ServedShard
+) -> None:
+    shard.cluster.create_topic("in_order", queues=4)
+    found = run("orderly", "in_order", COUNT_IN_ORDER, "keepers")
+    assert (found["half"], found["all"], found["queues"]) == (True, True, 4)
+    assert (found["wrong"], found["together"]) == (0, 0)
+    assert min(found["by_first"], found["by_second"]) > 0
+    assert found["by_first"] + found["by_second"] == COUNT_IN_ORDER
+    # A queue is unlocked when its last message was handled and its offset is on the way.
+    assert found["repeated"] == 0
+    pause = threading.Event()
+    until(lambda: _lag(shard, "in_order", "keepers") == 0, lambda: pause.wait(0.02))
+
+
+def test_a_java_client_and_a_consumer_of_raymq_go_on_one_after_the_other(
+    run: Run, server: RocketMQServer, shard: ServedShard
+) -> None:
+    shard.cluster.create_topic("in_turn", queues=4)
+    sent = run("send", "in_turn", COUNT)
+    assert sent["batch"] == "SEND_OK"
+    read = run("push", "in_turn", MESSAGES, "both", "*")
+    assert (read["all"], read["distinct"]) == (True, MESSAGES)
+    pause = threading.Event()
+    until(lambda: _lag(shard, "in_turn", "both") == 0, lambda: pause.wait(0.02))
+    run("send", "in_turn", COUNT)
+    with shard.cluster.consumer("in_turn", group="both", start="earliest") as consumer:
+        bodies: list[bytes] = []
+        until(
+            lambda: len(bodies) == MESSAGES,
+            lambda: bodies.extend(each.body for each in consumer.poll(timeout=1)),
+        )
+        consumer.commit()
+
+        # A client of RocketMQ that starts meanwhile waits, and begins by itself.
+        run("send", "in_turn", COUNT)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(run, "push", "in_turn", MESSAGES, "both", "*")
+            refusals = server.counts.refusals
+            until(lambda: refusals[ResponseCode.NO_PERMISSION] > 1, lambda: pause.wait(0.1))
+            consumer.close()
+            again = waiting.result()
+    assert (again["received"], again["distinct"]) == (MESSAGES, MESSAGES)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import zlib
 
 from raymq.actors.api import call_arguments
-from raymq.actors.api.group_arguments import check_beats, check_member, check_queues
-from raymq.actors.api.operations import flag, integer, operation, unnamed
+from raymq.actors.api.group_arguments import (
+    TEXT_CHARS_MAX,
+    check_beats,
+    check_foreign_groups,
+    check_member,
+    check_queues,
+)
+from raymq.actors.api.operations import flag, integer, integers, operation, optional, text, unnamed
 from raymq.actors.leader.group_progress import GroupProgress
 from raymq.store.base.errors import RayMQError, to_wire
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Claim
 from raymq.store.groups.heartbeat import Beat, pack_answer
+from raymq.store.state.topics import QUEUES_MAX
 
 from .scope import LeaderScope, check_commit, check_queue, created_shards, shard_of, topic_of
 
@@ -66,6 +73,50 @@ def release_claims(
     check_group_name(group)
     leader.claims.release(group, topic, member, numbers)
     return {}
+
+
+def lock_queues(
+    leader: LeaderScope,
+    group: str,
+    topic: str,
+    client: str,
+    queues: list[int],
+    number: int | None = None,
+) -> dict[str, object]:
+    """Let a client of RocketMQ have queues of this shard alone, or renew that.
+
+    Args: `number`: of `take_group_number`. Without one, queues that are free are only named, as "free".
+    Returns: the queues that the client has now, as "locked", and the free ones. Those of other clients are neither.
+    """
+    leader.check_serving()
+    check_group_name(group)
+    info = topic_of(leader, topic)
+    for queue_id in queues:
+        check_queue(leader, info, queue_id)
+    locked, free = leader.claims.lock(group, topic, client, queues, number)
+    return {"locked": locked, "free": free}
+
+
+def unlock_queues(
+    leader: LeaderScope, group: str, topic: str, client: str, queues: list[int]
+) -> dict[str, object]:
+    """Let others have queues of this shard that a client of RocketMQ has locked."""
+    leader.check_serving()
+    check_group_name(group)
+    leader.claims.unlock(group, topic, client, queues)
+    return {}
+
+
+def note_foreign_members(
+    leader: LeaderScope, protocol: str, server: str, groups: dict[str, list[str]]
+) -> dict[str, object]:
+    """Take in which clients of another protocol consume in groups that this shard coordinates. It holds for 30 s.
+
+    Args: `server`: which one says so. `groups`: group -> some of its clients; none: there are none any more.
+    Returns: those of these groups that have members, each with some of their programs.
+    """
+    leader.check_serving()
+    return {"with_members": leader.groups.note_foreign(protocol, server, groups)}
 
 
 def groups(leader: LeaderScope) -> dict[str, object]:
@@ -182,6 +233,13 @@ _CLAIMS = {
     "numbers": lambda field, value: call_arguments.check_offsets(value, 1),
 }
 
+_LOCKS = {
+    "group": call_arguments.check_name,
+    "topic": call_arguments.check_name,
+    "client": text(TEXT_CHARS_MAX),
+    "queues": integers(integer(0, QUEUES_MAX - 1), most=QUEUES_MAX),
+}
+
 OPERATIONS = {
     "find_coordinator": operation(find_coordinator, group=call_arguments.check_name),
     "groups": operation(groups),
@@ -193,6 +251,14 @@ OPERATIONS = {
     "group_beat": operation(group_beat, beats=unnamed(check_beats)),
     "claim_queues": operation(claim_queues, **_CLAIMS),
     "release_claims": operation(release_claims, **_CLAIMS),
+    "lock_queues": operation(lock_queues, **_LOCKS, number=optional(integer(1))),
+    "unlock_queues": operation(unlock_queues, **_LOCKS),
+    "note_foreign_members": operation(
+        note_foreign_members,
+        protocol=text(TEXT_CHARS_MAX),
+        server=text(TEXT_CHARS_MAX),
+        groups=unnamed(check_foreign_groups),
+    ),
     "take_group_number": operation(
         take_group_number,
         group=call_arguments.check_name,

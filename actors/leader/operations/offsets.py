@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raymq.actors.api import call_arguments
+from raymq.actors.api.group_arguments import check_clients
 from raymq.actors.api.operations import integer, integers, operation, optional, unnamed
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Commit
@@ -20,20 +21,23 @@ def commit_offsets(
     offsets: dict[int, int],
     numbers: dict[int, int] | None = None,
     seeks: list[int] | None = None,
+    clients: dict[int, str | None] | None = None,
 ) -> dict[str, object]:
     """Store the offsets at which a group goes on.
 
     Args: `numbers`: of a member, those of its grants. Without them no member may have any of the queues. `seeks`: the
-    queues whose offset may be lower than before.
-    Returns: with `numbers`, the queues that a newer claim has, as "fenced". The offsets of the others are stored.
+    queues whose offset may be lower than before. `clients`: queue -> the client of RocketMQ that commits, which may
+    have locked it, or None: an operator.
+    Returns: with `numbers` or `clients`, the queues that another claim has, as "fenced". The offsets of the others are
+    stored.
     """
     leader.check_serving()
     check_group_name(group)
     info = topic_of(leader, topic)
     check_commit(leader, info, offsets)
     if numbers is None:
-        leader.claims.commit_unclaimed(group, topic, offsets)
-        return {}
+        refused = leader.claims.commit_unclaimed(group, topic, offsets, clients)
+        return {} if clients is None else {"fenced": fenced_queues(refused)}
 
     commits = {
         queue_id: Commit(numbers.get(queue_id, 0), offset, queue_id in (seeks or ()))
@@ -91,6 +95,7 @@ OPERATIONS = {
         offsets=unnamed(call_arguments.check_offsets),
         numbers=optional(lambda field, value: call_arguments.check_offsets(value, 1)),
         seeks=optional(integers(integer(), most=QUEUES_MAX)),
+        clients=optional(unnamed(check_clients)),
     ),
     "offsets": operation(offsets, **_OF_GROUP),
     "send_back": operation(

@@ -15,7 +15,9 @@ import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -41,6 +43,7 @@ public class ClientScenarios {
             case "send" -> send(nameServer, topic, count);
             case "push" -> push(nameServer, topic, count, args[4], args[5]);
             case "transact" -> transact(nameServer, topic, count);
+            case "orderly" -> orderly(nameServer, topic, count, args[4]);
             case "pull" -> pull(nameServer, topic, count, args[4]);
             default -> throw new IllegalArgumentException(scenario);
         };
@@ -214,6 +217,79 @@ public class ClientScenarios {
         found.put("distinct", seen.size());
         found.put("bytes", bytes);
         found.put("queues", queues);
+        return found;
+    }
+
+    /**
+     * Two consumers in order, of which one is shut down when half of the messages were handled. Each message has its number
+     * in its queue.
+     */
+    private static Map<String, Object> orderly(String nameServer, String topic, int count, String group)
+            throws Exception {
+        Map<String, Integer> last = new ConcurrentHashMap<>();
+        Map<String, String> busy = new ConcurrentHashMap<>();
+        Map<String, AtomicInteger> handled = new ConcurrentSkipListMap<>();
+        AtomicInteger wrong = new AtomicInteger();
+        AtomicInteger repeated = new AtomicInteger();
+        AtomicInteger together = new AtomicInteger();
+        CountDownLatch half = new CountDownLatch(count / 2);
+        CountDownLatch all = new CountDownLatch(count);
+        List<DefaultMQPushConsumer> consumers = new ArrayList<>();
+        for (String name : List.of("first", "second")) {
+            handled.put(name, new AtomicInteger());
+            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook());
+            consumer.setNamesrvAddr(nameServer);
+            consumer.setInstanceName(name);
+            consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            // A message that is being handled is finished before its queue is unlocked.
+            consumer.setAwaitTerminationMillisWhenShutdown(5_000);
+            consumer.subscribe(topic, "*");
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                MessageQueue queue = context.getMessageQueue();
+                String place = queue.getBrokerName() + "/" + queue.getQueueId();
+                if (busy.put(place, name) != null) {
+                    together.incrementAndGet();
+                }
+                for (MessageExt each : messages) {
+                    int number = Integer.parseInt(each.getUserProperty("number"));
+                    int before = last.getOrDefault(place, -1);
+                    if (number == before + 1) {
+                        last.put(place, number);
+                        handled.get(name).incrementAndGet();
+                        half.countDown();
+                        all.countDown();
+                    } else if (number <= before) {
+                        repeated.incrementAndGet();
+                    } else {
+                        wrong.incrementAndGet();
+                    }
+                }
+                busy.remove(place);
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+            consumers.add(consumer);
+            consumer.start();
+        }
+        DefaultMQProducer producer = producer(nameServer);
+        List<MessageQueue> queues = producer.fetchPublishMessageQueues(topic);
+        Map<String, Object> found = new TreeMap<>();
+        for (int i = 0; i < count; i++) {
+            producer.send(message(topic, "order", i / queues.size()), queues.get(i % queues.size()));
+            Thread.sleep(5);
+            if (i == count / 2 + count / 4) {
+                found.put("half", half.await(WAIT_S, TimeUnit.SECONDS));
+                consumers.get(0).shutdown();
+            }
+        }
+        found.put("all", all.await(WAIT_S, TimeUnit.SECONDS));
+        consumers.get(1).shutdown();
+        producer.shutdown();
+        found.put("by_first", handled.get("first").get());
+        found.put("by_second", handled.get("second").get());
+        found.put("queues", queues.size());
+        found.put("wrong", wrong.get());
+        found.put("repeated", repeated.get());
+        found.put("together", together.get());
         return found;
     }
 
