@@ -67,6 +67,7 @@ class Shards:
         self._calls = ThreadPoolExecutor(CALL_THREADS, "raymq-rocketmq-call")
         self._tool_calls = ThreadPoolExecutor(TOOL_THREADS, "raymq-rocketmq-tool")
         self._transactions = ThreadPoolExecutor(TRANSACTION_THREADS, "raymq-rocketmq-transaction")
+
         self._fetches: dict[int, _FetchPool] = {}
         self._reads: dict[int, FetchTurns] = {}
         self._topics: dict[str, BrokerQueues] = {}
