@@ -227,6 +227,8 @@ class _Start(DirectoryCall):
                 self.warn(line)
             door_set.check(ray, record, before=stored)
             if stored is not None and stored.door_options != record.door_options:
+                # A start that is refused changes nothing.
+                actor_set.check_running(ray, record)
                 # Servers that run keep their options.
                 for_good = record.rocketmq_port is None
                 actor_end.end_doors(ray, stored, clock=self.clock, for_good=for_good)

@@ -68,6 +68,10 @@ class Transactions:
             is_expected = isinstance(error, Unavailable)
             logger.log(logging.INFO if is_expected else logging.WARNING, "half messages: %s", error)
             return
+        except Exception:
+            # No half message may end a leader, and the one after it.
+            logger.exception("half messages")
+            return
         if swept.is_full:
             self._next_sweep_ms = now_ms
         if swept.has_put:

@@ -227,8 +227,8 @@ class CommitLogActor:
         is_first = is_first and not self._has_begun_again
         store_ip = resolve_ip(address.advertised)
         port = old_port(root, address.bind)
-        # What RocketMQ's clients dial to look a message up by its id.
-        door = read_door(root, "rocketmq")
+        # What RocketMQ's clients dial to look a message up by its id. An actor of an older version has no such field.
+        door = read_door(root, "rocketmq") if spec.get("rocketmq_port") else None
         host = self._make_host(root, is_first=is_first, store_host=door or (store_ip, port))
 
         with contextlib.ExitStack() as undo:

@@ -150,7 +150,7 @@ def create(
     another `flush` or another TLS.
     """
     kinds = _actor_classes(ray, record)
-    running = _check_running(ray, record, min(timeout_s, CALL_TIMEOUT_S))
+    running = check_running(ray, record, min(timeout_s, CALL_TIMEOUT_S))
     here = node_labels.this_node_selector(ray)
     members = []
 
@@ -207,7 +207,9 @@ def _actor_classes(ray: ModuleType, record: ClusterRecord) -> dict[str, Any]:
     }
 
 
-def _check_running(ray: ModuleType, record: ClusterRecord, timeout_s: float) -> bool:
+def check_running(
+    ray: ModuleType, record: ClusterRecord, timeout_s: float = CALL_TIMEOUT_S
+) -> bool:
     """Whether the cluster runs already.
 
     Raises: Rejected if another cluster of the same name runs (they would share actors). Also if this one runs in

@@ -5,6 +5,7 @@ It needs no lease: its death touches no put, and Ray starts it again.
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import sys
@@ -29,6 +30,10 @@ from raymq.store.base.files import Files
 
 from .prepare_replica import address_of
 
+logger = logging.getLogger("raymq.rocketmq")
+
+#: between two tries to find the own address and certificates
+RETRY_S = 5.0
 _COMMON = ("cluster", "shard", "replica")
 ROCKETMQ_METRICS = (
     Metric(
@@ -90,13 +95,17 @@ class RocketMQDoorActor:
 
     def _run(self) -> None:
         """Serve until `close`, and report metrics."""
-        try:
-            door = RocketMQDoor(_options(self._spec), _Place(Path(self._spec["data_dir"])))
-        except Exception as error:
-            # For example certificates that are missing: a restart of the cluster mends it.
-            self._error = f"{type(error).__name__}: {error}"
-            raise
-        self._door = door
+        options = None
+        while options is None:
+            try:
+                options = _options(self._spec)
+            except Exception as error:
+                # A name that cannot be resolved now, or certificates that are missing.
+                self._error = f"{type(error).__name__}: {error}"
+                logger.warning("the server for RocketMQ's clients: %s", self._error)
+                if self._closing.wait(RETRY_S):
+                    return
+        door = self._door = RocketMQDoor(options, _Place(Path(self._spec["data_dir"])))
         start_thread(self._report_metrics, door)
         door.run()
 

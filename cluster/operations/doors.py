@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from raymq.actors.ray.actor_spec import RocketMQAccess
 from raymq.client.arguments import check_choice
-from raymq.cluster.deploy import actor_end, door_set
+from raymq.cluster.deploy import actor_end, actor_set, door_set
 from raymq.cluster.deploy.actor_states import DOOR_ROLES
 from raymq.cluster.deploy.ray_host import Progress
 from raymq.cluster.record.cluster_record import ROCKETMQ_PORT, check_rocketmq
@@ -48,10 +48,11 @@ def enable_door(
 
         with operation.session():
             door_set.check(operation.ray, new, before=record)
+            actor_set.check_running(operation.ray, new)
+            operation.save(new)
             if new.door_options != record.door_options:
                 # Servers that run keep their options.
                 actor_end.end_doors(operation.ray, record, clock=operation.clock)
-            operation.save(new)
 
             operation.converge(lambda shard, replica, role: role in DOOR_ROLES)
             operation.make_controller()

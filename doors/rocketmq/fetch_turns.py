@@ -76,9 +76,12 @@ class FetchTurns:
         gathered, self._gathered = self._gathered, {}
         for wish, fetches in gathered.items():
             for reads in fetches:
-                task = self._loop.create_task(self._run(wish, reads))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(wish, reads)
+
+    def _start(self, wish: _Wish, reads: _Fetch) -> None:
+        task = self._loop.create_task(self._run(wish, reads))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, wish: _Wish, reads: _Fetch) -> None:
         request = FetchRequest(
@@ -98,6 +101,12 @@ class FetchTurns:
                     each.done.set_exception(fault)
             return
 
+        # A fetch that has found its bytes, or looked far enough with its filter, does not reach all queues.
+        may_lack = len(reads) > 1 and (parts or wish.wanted is not None)
         for queue_id, each in reads.items():
-            if not each.done.done():
+            if each.done.done():
+                continue
+            if may_lack and queue_id not in parts:
+                self._start(wish, {queue_id: each})
+            else:
                 each.done.set_result(parts.get(queue_id))

@@ -44,5 +44,6 @@ class RetrySender:
         most = fields.integer("maxReconsumeTimes", -1)
         if most >= 0:
             arguments["max_reconsume_times"] = most
-        found = await self._shards.call(shard, "put_retry", arguments)
+        # A client waits no longer.
+        found = await self._shards.call_transaction(shard, "put_retry", arguments)
         return StoredRow(shard, int(found["offset"]), int(found["physical_offset"]))

@@ -23,7 +23,9 @@ from .arrivals import Arrivals
 
 #: turns of one shard without an answer
 UNDER_WAY_MAX = 2
-#: bytes of bodies in one batch. A larger message is a batch of its own
+#: what a message takes in memory besides its body and properties, about
+ROW_BYTES = 200
+#: bytes of messages in one batch. A larger message is a batch of its own
 BATCH_BYTES = 1 << 20
 #: bytes of messages that wait in all lanes together. Beyond, sends are refused for now
 WAITING_BYTES_MAX = 64 << 20
@@ -110,7 +112,7 @@ class SendLanes:
         self, shard: int, topic: str, queue_id: int, rows: list[MessageRow]
     ) -> asyncio.Future[list[StoredRow]]:
         """Put messages of one request, whole or not at all. Raises: Unavailable when too many bytes wait."""
-        size = sum(len(row.body) for row in rows)
+        size = sum(len(row.body) + len(row.properties or b"") + ROW_BYTES for row in rows)
         if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise Unavailable("too many messages wait for their shard; send again a little later")
         lanes = self._lanes.get(shard)

@@ -132,13 +132,16 @@ class SendMessageProcessor:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch inside of one message (sysFlag 128) is not supported: send it as a batch",
             )
+        flag = fields.integer("flag", 0)
+        if not -(2**31) <= flag < 2**31:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the flag is {flag}; it has 32 bits")
         host = pack_host(*connection.peer)
         if is_batch:
             batch = decode_batch(request.body)
             messages = list(zip(batch.bodies, batch.properties, batch.flags, strict=True))
         else:
             text = fields.text("properties", "").encode()
-            messages = [(bytes(request.body), text, fields.integer("flag", 0))]
+            messages = [(bytes(request.body), text, flag)]
 
         if sys_flag & TRANSACTION_MASK and not any(_PREPARED in text for _, text, _ in messages):
             raise Refused(

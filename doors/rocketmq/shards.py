@@ -26,7 +26,7 @@ from raymq.client.transport.connection import FetchStream
 from raymq.client.transport.flight_client import CALL_TIMEOUT_S
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
-from raymq.store.base.errors import Bug, RayMQError, Unavailable
+from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -69,6 +69,7 @@ class Shards:
         self._transactions = ThreadPoolExecutor(TRANSACTION_THREADS, "raymq-rocketmq-transaction")
 
         self._fetches: dict[int, _FetchPool] = {}
+        self._tool_fetches: dict[int, _FetchPool] = {}
         self._reads: dict[int, FetchTurns] = {}
         self._topics: dict[str, BrokerQueues] = {}
         self._look_ups: dict[str, asyncio.Task[TopicRoute]] = {}
@@ -81,6 +82,8 @@ class Shards:
         """The same shards, for what tools ask: their calls have threads of their own. Close the first one only."""
         shared = copy.copy(self)
         shared._calls = self._tool_calls
+        # A tool may read each queue of a topic. Pulls do not wait for that.
+        shared._fetches, shared._reads = self._tool_fetches, {}
         return shared
 
     @property
@@ -159,14 +162,26 @@ class Shards:
         self, shard: int, op: str, args: Mapping[str, object], timeout_s: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Call an operation of a shard's leader. Raises: RayMQError."""
+        self._check(shard)
         return await self.in_thread(self._routes.call, shard, op, args, timeout_s)
 
     async def call_transaction(
         self, shard: int, op: str, args: Mapping[str, object]
     ) -> dict[str, Any]:
         """Do as `call`, of operations on half messages: others do not wait for their puts. Raises: RayMQError."""
+        self._check(shard)
         call = partial(self._routes.call, shard, op, args, SEND_TIMEOUT_MS / 1000)
         return await self._loop.run_in_executor(self._transactions, call)
+
+    def _check(self, shard: int) -> None:
+        """Refuse a shard that does not exist: a call of one would look for its leader until its time is up."""
+        if not 0 <= shard < self.count:
+            raise Rejected(
+                f"the cluster has the shards 0 to {self.count - 1}, not {shard}: ask for the route again",
+                field="brokerName",
+                limit=self.count - 1,
+                found=shard,
+            )
 
     async def in_thread(self, work: Callable[..., Found], *args: object) -> Found:
         """Do something that blocks."""
@@ -213,6 +228,7 @@ class Shards:
 
     async def fetch(self, shard: int, request: FetchRequest) -> list[FetchSlice]:
         """Read queues of a shard. Raises: RayMQError."""
+        self._check(shard)
         pool = self._fetches.get(shard)
         if pool is None:
             pool = self._fetches[shard] = _FetchPool(self._routes, shard)
@@ -223,7 +239,7 @@ class Shards:
         self._sender.close()
         for writer in self._writers.values():
             writer.end()
-        for pool in self._fetches.values():
+        for pool in (*self._fetches.values(), *self._tool_fetches.values()):
             pool.close()
         for threads in (self._calls, self._tool_calls, self._transactions):
             threads.shutdown(wait=False, cancel_futures=True)

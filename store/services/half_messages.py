@@ -38,6 +38,8 @@ _HOUR_MS = 3_600_000
 WINDOW = 1 << 22
 #: open half messages of a shard. Each takes about half a KiB of memory
 OPEN_MAX = 1 << 18
+#: digits of a queue id in the properties of another engine's half message
+QUEUE_DIGITS_MAX = 9
 #: half messages that one sweep gives up, because other calls wait for it
 SWEEP_MAX = 500
 #: a half message whose record cannot be read yet is looked at again after this time
@@ -182,7 +184,7 @@ class HalfMessages:
             half.physical_offset,
             half.properties.get(UNIQ_KEY, ""),
             half.properties.get(REAL_TOPIC, ""),
-            int(queue) if queue.isdecimal() else -1,
+            int(queue) if queue.isdecimal() and len(queue) <= QUEUE_DIGITS_MAX else -1,
             # Confirmed: what is not is in no queue.
             end_offset=0,
         )
@@ -232,6 +234,8 @@ class HalfMessages:
                     found=len(self._open),
                 )
 
+            # Before the put: what fails after it would have stored a half message that nothing knows.
+            due_ms = self._service.immunity_ms(message.properties)
             half = self._service.prepare(message, group=group)
             prepared = PreparedHalf(
                 half.offset,
@@ -241,7 +245,6 @@ class HalfMessages:
                 message.queue_id,
                 half.appended.end_offset,
             )
-            due_ms = self._service.immunity_ms(message.properties)
             self._note(_OpenHalf(prepared, group, half.appended.store_time_ms), due_ms)
         return prepared
 

@@ -49,6 +49,8 @@ _OP_SEPARATOR = ","
 _CHECKS = "checks:"
 #: bytes reserved for the op record of a committed message
 OP_RESERVE_BYTES = 1024
+#: digits of a time at most. A client may send any number of them
+IMMUNITY_DIGITS_MAX = 9
 #: op records read at a time
 _OPS_READ = 512
 
@@ -345,7 +347,8 @@ class TransactionService:
     def immunity_ms(self, properties: Mapping[str, str]) -> int:
         """The age from which on a half message with such properties is checked."""
         wanted = properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS", "")
-        return int(wanted) * 1000 if wanted.isdecimal() else self.timeout_ms
+        is_time = wanted.isdecimal() and len(wanted) <= IMMUNITY_DIGITS_MAX
+        return int(wanted) * 1000 if is_time else self.timeout_ms
 
     def due_in_ms(self, half: StoredMessage) -> int:
         """How long it takes until a half message is old enough to be checked; 0: it is."""

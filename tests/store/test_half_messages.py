@@ -212,6 +212,15 @@ def test_a_half_message_may_wait_longer_or_less_for_its_first_check(shop: Shop) 
     assert sorted(shop.handed()) == [(0, 1), (soon, 2)]
 
 
+def test_a_time_of_any_number_of_digits_is_stored_checked_and_loaded_again(shop: Shop) -> None:
+    for digits in (10, 400, 5_000):
+        shop.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="9" * digits)
+    shop.lose_leader()
+    assert shop.halves.open_count == 3
+    shop.wait(max(AGE_MS, CHECK_PAUSE_MS))
+    assert sorted(offset for offset, _ in shop.handed()) == [0, 1, 2]
+
+
 def test_an_answer_has_few_half_messages_and_the_next_one_has_the_others(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,10 +43,16 @@ def read_all(shard: Shard, *wishes: FetchRequest) -> list[FetchSlice | BaseExcep
     return asyncio.run(run())
 
 
+def test_a_queue_that_a_fetch_did_not_reach_is_read_alone() -> None:
+    shard = Shard(0)
+    assert read_all(shard, wish(0), wish(1)) == [part_of(0), None]
+    assert [list(each.offsets) for each in shard.fetches] == [[0, 1], [1]]
+
+
 def test_queues_of_one_topic_are_one_fetch_with_the_bytes_of_all() -> None:
     shard = Shard(0, 2)
     assert read_all(shard, wish(0), wish(1), wish(2)) == [part_of(0), None, part_of(2)]
-    (fetch,) = shard.fetches
+    fetch = shard.fetches[0]
     assert fetch.offsets == {0: 7, 1: 7, 2: 7}
     assert (fetch.max_bytes, fetch.max_records) == (300, 10)
 

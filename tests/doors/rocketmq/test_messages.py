@@ -149,10 +149,22 @@ def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic_of_its_group
         ({"e": "x"}, ResponseCode.SYSTEM_ERROR, "'queueId' must be a number"),
         ({"n": "broker-a"}, ResponseCode.SYSTEM_ERROR, "'broker-a' is not one of this cluster"),
         ({"f": 128}, ResponseCode.MESSAGE_ILLEGAL, "send it as a batch"),
+        ({"h": 2**40}, ResponseCode.MESSAGE_ILLEGAL, "it has 32 bits"),
+        ({"n": "raymq-99"}, ResponseCode.SYSTEM_ERROR, "raymq-99"),
         ({"f": 4}, ResponseCode.MESSAGE_ILLEGAL, "TRAN_MSG=true"),
         ({"i": "DELAY\x01" + "x" * 40_000 + "\x02"}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
     ],
-    ids=["topic", "queue", "number", "broker", "inner batch", "half", "properties"],
+    ids=[
+        "topic",
+        "queue",
+        "number",
+        "broker",
+        "inner batch",
+        "flag",
+        "shard",
+        "half",
+        "properties",
+    ],
 )
 def test_a_send_that_cannot_be_stored_says_why(
     client: RemotingClient, topic: str, changes, code: ResponseCode, says: str

@@ -69,6 +69,8 @@ def test_a_consumer_that_sends_back_names_its_own_limit(client: RemotingClient, 
     (record,) = records_of(pull(client, topic, 0).body)
     (at,) = struct.unpack_from(">q", record, fmt.PHYSICAL_OFFSET_AT)
     back = {"offset": at, "group": group, "delayLevel": 0, "maxReconsumeTimes": 0}
+    elsewhere = client.call(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"bname": "raymq-99"})
+    assert "the cluster has the shards 0 to 0, not 99" in (elsewhere.remark or "")
     answer = client.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     dead = records_of(pull(client, f"%DLQ%{group}", 0, consumerGroup=group, **WAITS).body)
