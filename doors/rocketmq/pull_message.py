@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import OffsetOutOfRange
-from raymq.store.records.requests import FetchRequest, MessageSelector
+from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
 
 from .answers import Refused
 from .arrivals import Arrivals
@@ -119,16 +119,13 @@ class PullMessageProcessor:
         ((queue_id, asked),) = wanted.offsets.items()
         offset, ends = asked, None
         while True:
-            while connection.is_slow and not connection.is_closed:
-                # It takes what it was sent first.
-                await asyncio.sleep(SLOW_PAUSE_S)
             # Before the fetch: what arrives during it wakes this pull.
             arrival = self._arrivals.next(wanted.topic, queue_id)
             part = None
             try:
                 # An empty answer: nothing is there.
-                for part in await self._shards.fetch(
-                    shard, wanted._replace(offsets={queue_id: offset})
+                for part in await _fetch(
+                    connection, shard, wanted._replace(offsets={queue_id: offset}), self._shards
                 ):
                     if part.error is not None:
                         raise part.error
@@ -157,6 +154,16 @@ class PullMessageProcessor:
             if part is not None and offset < part.max_offset:
                 continue
             await _within(arrival, min(left_s, LOOK_AGAIN_S))
+
+
+async def _fetch(
+    connection: ClientConnection, shard: int, wanted: FetchRequest, shards: Shards
+) -> list[FetchSlice]:
+    """Read a queue, once the client has taken most of what it was sent. Raises: RayMQError."""
+    async with connection.fetches:
+        while connection.is_slow and not connection.is_closed:
+            await asyncio.sleep(SLOW_PAUSE_S)
+        return await shards.fetch(shard, wanted)
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> None:

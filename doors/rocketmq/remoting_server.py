@@ -150,13 +150,17 @@ class RemotingServer:
             raise
 
     async def _sweep(self) -> None:
-        """End connections that are idle or take nothing."""
+        """End connections that are idle, take nothing, or let others wait for the end of a frame."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._clock()
             for connection in list(self.connections):
-                if now_s - connection.heard_s > IDLE_S or connection.is_stuck(now_s):
-                    logger.info("the connection from %r is closed: it is idle", connection)
+                is_idle = now_s - connection.heard_s > IDLE_S
+                if is_idle or connection.is_stuck(now_s) or connection.holds_up(now_s):
+                    logger.info(
+                        "the connection from %r is closed: it is idle, or holds up others",
+                        connection,
+                    )
                     connection.abort()
 
     def opened(self, connection: ClientConnection) -> None:

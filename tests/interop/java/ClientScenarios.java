@@ -32,7 +32,19 @@ import org.apache.rocketmq.remoting.RPCHook;
 public class ClientScenarios {
     private static final int WAIT_S = 60;
 
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        int code = 1;
+        try {
+            run(args);
+            code = 0;
+        } catch (Throwable error) {
+            error.printStackTrace();
+        }
+        // Threads of a client that was not shut down would keep the process.
+        System.exit(code);
+    }
+
+    private static void run(String[] args) throws Exception {
         String scenario = args[0];
         String nameServer = args[1];
         String topic = args[2];
@@ -45,7 +57,6 @@ public class ClientScenarios {
             default -> throw new IllegalArgumentException(scenario);
         };
         System.out.println(json(found));
-        System.exit(0);
     }
 
     /** Signs requests as users of RocketMQ's access control do. */
@@ -217,18 +228,21 @@ public class ClientScenarios {
         return found;
     }
 
-    /** A lite pull consumer that has all queues assigned. */
+    /**
+     * A lite pull consumer that has all queues assigned.
+     *
+     * <p>It does not seek. A seek interrupts the pull that is under way. The client then closes the connection that all
+     * its threads share, so other requests fail, or it loses what that pull has brought.
+     */
     private static Map<String, Object> pull(String nameServer, String topic, int count, String group)
             throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, hook());
         consumer.setNamesrvAddr(nameServer);
         consumer.setAutoCommit(false);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.start();
         List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(topic));
         consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
-        }
         TreeSet<String> seen = new TreeSet<>();
         long until = System.currentTimeMillis() + WAIT_S * 1000L;
         while (seen.size() < count && System.currentTimeMillis() < until) {
