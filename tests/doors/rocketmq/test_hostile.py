@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import select
 import socket
 import struct
 import threading
@@ -73,14 +74,15 @@ def open_socket(server: RocketMQServer) -> socket.socket:
 
 def is_ended(connected: socket.socket) -> bool:
     """Whether the server has ended a connection. Answers before the end are dropped."""
-    try:
-        while True:
-            if not connected.recv(1 << 16, socket.MSG_DONTWAIT):
+    waiting = select.poll()
+    waiting.register(connected, select.POLLIN)
+    while waiting.poll(0):
+        try:
+            if not connected.recv(1 << 16):
                 return True
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
+        except ConnectionError:
+            return True
+    return False
 
 
 def pause() -> None:
