@@ -30,7 +30,7 @@ import org.apache.rocketmq.remoting.RPCHook;
 
 /** What users do with RocketMQ's own client, each as one scenario that prints one line of JSON. */
 public class ClientScenarios {
-    private static final int WAIT_S = 60;
+    static final int WAIT_S = 60;
 
     public static void main(String[] args) {
         int code = 1;
@@ -54,17 +54,18 @@ public class ClientScenarios {
             case "push" -> push(nameServer, topic, count, args[4], args[5]);
             case "transact" -> transact(nameServer, topic, count);
             case "pull" -> pull(nameServer, topic, count, args[4]);
+            case "judge" -> ComparedScenarios.run(nameServer, topic, count);
             default -> throw new IllegalArgumentException(scenario);
         };
         System.out.println(json(found));
     }
 
     /** Signs requests as users of RocketMQ's access control do. */
-    private static RPCHook hook() {
+    static RPCHook hook() {
         return new AclClientRPCHook(new SessionCredentials("raymq", System.getProperty("raymq.secret")));
     }
 
-    private static DefaultMQProducer producer(String nameServer) throws Exception {
+    static DefaultMQProducer producer(String nameServer) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("scenario-producers", hook());
         producer.setNamesrvAddr(nameServer);
         producer.setSendMsgTimeout(10_000);
@@ -73,7 +74,7 @@ public class ClientScenarios {
     }
 
     /** Sync, async, one-way and batch; large bodies, which the client compresses. */
-    private static Map<String, Object> send(String nameServer, String topic, int count)
+    static Map<String, Object> send(String nameServer, String topic, int count)
             throws Exception {
         DefaultMQProducer producer = producer(nameServer);
         Map<String, Integer> offsets = new TreeMap<>();
@@ -124,7 +125,7 @@ public class ClientScenarios {
         return found;
     }
 
-    private static Message message(String topic, String tag, int number) {
+    static Message message(String topic, String tag, int number) {
         Message message = new Message(topic, tag, "key-" + tag + "-" + number,
                 (tag + "-" + number).getBytes(StandardCharsets.UTF_8));
         message.setFlag(number);
@@ -188,7 +189,7 @@ public class ClientScenarios {
     }
 
     /** A push consumer that reads so many messages from the begin. */
-    private static Map<String, Object> push(String nameServer, String topic, int count, String group,
+    static Map<String, Object> push(String nameServer, String topic, int count, String group,
             String expression) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook());
         consumer.setNamesrvAddr(nameServer);
@@ -234,7 +235,7 @@ public class ClientScenarios {
      * <p>It does not seek. A seek interrupts the pull that is under way. The client then closes the connection that all
      * its threads share, so other requests fail, or it loses what that pull has brought.
      */
-    private static Map<String, Object> pull(String nameServer, String topic, int count, String group)
+    static Map<String, Object> pull(String nameServer, String topic, int count, String group)
             throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, hook());
         consumer.setNamesrvAddr(nameServer);
@@ -259,7 +260,7 @@ public class ClientScenarios {
     }
 
     @SuppressWarnings("unchecked")
-    private static String json(Object value) {
+    static String json(Object value) {
         if (value instanceof Map<?, ?> map) {
             List<String> parts = new ArrayList<>();
             for (Map.Entry<?, ?> each : new TreeMap<>((Map<String, Object>) map).entrySet()) {
