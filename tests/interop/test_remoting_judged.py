@@ -30,7 +30,7 @@ def start(program: Program, home: Path, name_server: str) -> subprocess.Popen[st
         f"-Drocketmq.client.localOffsetStoreDir={home}",
         f"-Drmq.logback.configurationFile={SOURCES / 'logback.xml'}",
         f"-Draymq.secret={TOKEN}",
-        *("-cp", program.class_path, "ClientScenarios", "judge"),
+        *("-cp", program.class_path, "ComparedScenarios"),
         *(name_server, TOPIC, str(COUNT)),
     ]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -40,6 +40,7 @@ def lines(client: subprocess.Popen[str]) -> dict[str, Any]:
     """The line of each scenario."""
     said, _ = client.communicate(timeout=200)
     assert client.returncode == 0, said[-3000:]
+    print(said)
     found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     return {line.pop("scenario"): line for line in found}
 
@@ -71,9 +72,22 @@ def judged(program: Program, tmp_path_factory: pytest.TempPathFactory) -> list[d
 SCENARIOS = ("send", "push", "tags", "sql", "pull", "wrong sql", "broadcast", "delays", "send back")
 
 
+def differences(theirs: Any, ours: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """What differs between two lines, by its path: theirs and ours."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        found = {}
+        for name in sorted({*theirs, *ours}):
+            found |= differences(theirs.get(name), ours.get(name), f"{path}/{name}")
+        return found
+    if isinstance(theirs, list) and isinstance(ours, list):
+        left, right = sorted({*theirs} - {*ours}), sorted({*ours} - {*theirs})
+        return {path: (left, right)} if theirs != ours else {}
+    return {} if theirs == ours else {path: (theirs, ours)}
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_our_server_answers_as_a_broker_of_rocketmq(
     judged: list[dict[str, Any]], scenario: str
 ) -> None:
     theirs, ours = (each[scenario] for each in judged)
-    assert ours == theirs
+    assert differences(theirs, ours) == {}

@@ -1,5 +1,6 @@
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -16,6 +17,7 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -54,7 +56,8 @@ public class ClientScenarios {
             case "push" -> push(nameServer, topic, count, args[4], args[5]);
             case "transact" -> transact(nameServer, topic, count);
             case "pull" -> pull(nameServer, topic, count, args[4]);
-            case "judge" -> ComparedScenarios.run(nameServer, topic, count);
+            case "back" -> back(nameServer, topic, count, args[4]);
+            case "share" -> share(nameServer, topic, args[4]);
             default -> throw new IllegalArgumentException(scenario);
         };
         System.out.println(json(found));
@@ -63,6 +66,11 @@ public class ClientScenarios {
     /** Signs requests as users of RocketMQ's access control do. */
     static RPCHook hook() {
         return new AclClientRPCHook(new SessionCredentials("raymq", System.getProperty("raymq.secret")));
+    }
+
+    /** With what both 4.9 and 5.3 have: this file is compiled with either. */
+    static DefaultMQPushConsumer pushConsumer(String group) {
+        return new DefaultMQPushConsumer(group, hook(), new AllocateMessageQueueAveragely());
     }
 
     static DefaultMQProducer producer(String nameServer) throws Exception {
@@ -191,7 +199,7 @@ public class ClientScenarios {
     /** A push consumer that reads so many messages from the begin. */
     static Map<String, Object> push(String nameServer, String topic, int count, String group,
             String expression) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook());
+        DefaultMQPushConsumer consumer = pushConsumer(group);
         consumer.setNamesrvAddr(nameServer);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (expression.startsWith("sql:")) {
@@ -229,6 +237,53 @@ public class ClientScenarios {
         return found;
     }
 
+    /** A push consumer that sends each message back once. */
+    private static Map<String, Object> back(String nameServer, String topic, int count, String group)
+            throws Exception {
+        DefaultMQPushConsumer consumer = pushConsumer(group);
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "sync");
+        Map<String, Integer> times = new ConcurrentSkipListMap<>();
+        CountDownLatch enough = new CountDownLatch(count);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            times.merge(message.getReconsumeTimes() + " of " + message.getTopic(), 1, Integer::sum);
+            if (message.getReconsumeTimes() > 0) {
+                enough.countDown();
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            }
+            context.setDelayLevelWhenNextConsume(1);
+            return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+        });
+        consumer.start();
+        boolean all = enough.await(WAIT_S, TimeUnit.SECONDS);
+        consumer.shutdown();
+        Map<String, Object> found = new TreeMap<>();
+        found.put("all", all);
+        found.put("times", times);
+        return found;
+    }
+
+    /** A push consumer that reads its share of the queues until its input ends. */
+    private static Map<String, Object> share(String nameServer, String topic, String group) throws Exception {
+        DefaultMQPushConsumer consumer = pushConsumer(group);
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "*");
+        Map<String, Integer> queues = new ConcurrentSkipListMap<>();
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt each : messages) {
+                queues.merge(each.getBrokerName() + "/" + each.getQueueId(), 1, Integer::sum);
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        System.in.readAllBytes();
+        consumer.shutdown();
+        return new TreeMap<>(queues);
+    }
+
     /**
      * A lite pull consumer that has all queues assigned.
      *
@@ -251,7 +306,7 @@ public class ClientScenarios {
                 seen.add(each.getTags() + "/" + each.getKeys());
             }
         }
-        consumer.commit();
+        consumer.commit(new HashSet<>(queues), true);
         consumer.shutdown();
         Map<String, Object> found = new TreeMap<>();
         found.put("distinct", seen.size());

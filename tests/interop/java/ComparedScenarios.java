@@ -23,8 +23,19 @@ import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
 final class ComparedScenarios {
     private ComparedScenarios() {}
 
-    /** Prints a line for each scenario, with its name. Returns: the line of the last one. */
-    static Map<String, Object> run(String nameServer, String topic, int count) throws Exception {
+    /** Prints a line for each scenario, with its name. */
+    public static void main(String[] args) {
+        int code = 1;
+        try {
+            run(args[0], args[1], Integer.parseInt(args[2]));
+            code = 0;
+        } catch (Throwable error) {
+            error.printStackTrace();
+        }
+        System.exit(code);
+    }
+
+    private static void run(String nameServer, String topic, int count) throws Exception {
         String group = "group-" + topic;
         int all = 4 * count + 1;
         say("send", ClientScenarios.send(nameServer, topic, count));
@@ -36,11 +47,12 @@ final class ComparedScenarios {
         say("wrong sql", wrongSql(nameServer, topic, group + "-wrong"));
         say("broadcast", broadcast(nameServer, topic, all, group + "-broadcast"));
         say("delays", delays(nameServer, topic + "-delays"));
-        return sendBack(nameServer, topic + "-back");
+        say("send back", sendBack(nameServer, topic + "-back"));
     }
 
     private static void say(String name, Map<String, Object> found) {
         found.put("scenario", name);
+        System.err.println(System.currentTimeMillis() + name);
         System.out.println(ClientScenarios.json(found));
     }
 
@@ -187,8 +199,6 @@ final class ComparedScenarios {
         consumer.start();
         await(() -> taken.size() == 4);
         consumer.shutdown();
-        Map<String, Object> found = new TreeMap<>(seen);
-        found.put("scenario", "send back");
-        return found;
+        return new TreeMap<>(seen);
     }
 }
