@@ -52,7 +52,6 @@ final class ComparedScenarios {
 
     private static void say(String name, Map<String, Object> found) {
         found.put("scenario", name);
-        System.err.println(System.currentTimeMillis() + name);
         System.out.println(ClientScenarios.json(found));
     }
 
