@@ -43,6 +43,9 @@ class FrameReceiver(Protocol):
     def received(self, connection: ClientConnection, command: RemotingCommand) -> None:
         """A whole frame has come. Must not raise."""
 
+    def held_more(self, size: int) -> None:
+        """The answers that a connection holds have become more, by so many bytes; or fewer."""
+
     def closed(self, connection: ClientConnection) -> None:
         """A connection has ended."""
 
@@ -145,6 +148,7 @@ class ClientConnection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self.is_closed = True
         self._release()
+        self._note_held(0)
         for answered in self._asked.values():
             if not answered.done():
                 answered.set_exception(ConnectionError(f"the client {self!r} has gone"))
@@ -291,10 +295,21 @@ class ClientConnection(asyncio.Protocol):
             del self._asked[opaque]
 
     def _note_unsent(self) -> None:
-        unsent = self._open_transport.get_write_buffer_size()
+        unsent = self.unsent_bytes
         if not unsent:
             self._moved_s = self._clock()
-        self._unsent_bytes = unsent
+        self._note_held(unsent)
+
+    def _note_held(self, unsent: int) -> None:
+        """Args: `unsent`: bytes of answers that the client has not taken."""
+        more, self._unsent_bytes = unsent - self._unsent_bytes, unsent
+        if more:
+            self._receiver.held_more(more)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def heard_ms(self) -> int:
@@ -306,16 +321,16 @@ class ClientConnection(asyncio.Protocol):
         """Whether it holds so many answers that no more should be made for it."""
         if self._transport is None or self.is_closed:
             return False
-        return self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX
+        return self.unsent_bytes > UNSENT_BYTES_MAX
 
     def is_stuck(self, now_s: float) -> bool:
         """Whether the client has taken no byte of its answers for `STUCK_S`. Called regularly."""
         if self._transport is None or self.is_closed:
             return False
-        unsent = self._transport.get_write_buffer_size()
+        unsent = self.unsent_bytes
         if unsent < self._unsent_bytes or not unsent:
             self._moved_s = now_s
-        self._unsent_bytes = unsent
+        self._note_held(unsent)
         return now_s - self._moved_s > STUCK_S
 
     def close(self) -> None:

@@ -7,10 +7,12 @@ import json
 import random
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from raymq.doors.rocketmq.command import RemotingCommand, encode
 from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
 from raymq.doors.rocketmq.signature import signed
 from tests.support import tier
+from tests.support.certificates import make_certificates
 from tests.support.hostile_remoting import garbage, lying_frames, resident_bytes
 from tests.support.remoting_client import RemotingClient
 from tests.support.remoting_requests import SUBSCRIPTION, beat, pull_fields, send
@@ -227,6 +230,33 @@ def test_a_client_that_never_reads_holds_little(
         assert transport.get_write_buffer_size() < connection.UNSENT_BYTES_MAX + over
 
 
+def test_many_clients_that_never_read_hold_little_together(
+    shard: ServedShard, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remoting_server, "ANSWER_MEMORY_BYTES", 24 * MIB)
+    with RocketMQServer(shard.cluster, access="open") as server, contextlib.ExitStack() as stack:
+        with RemotingClient(server.addresses[0]) as client:
+            for _ in range(6):
+                send(client, topic, b"x" * 50_000)
+        frame = encode(
+            RemotingCommand(RequestCode.PULL_MESSAGE, 1, fields=texts(pull_fields(topic, 0)))
+        )
+        sockets = [stack.enter_context(open_socket(server)) for _ in range(8)]
+        with served_meanwhile(server):
+            for each in sockets:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                each.sendall(frame * 100)
+            until(lambda: server.connections <= 6, pause)
+            threading.Event().wait(0.3)
+            held = sum(each.unsent_bytes for each in server._server.connections)
+            assert held < 36 * MIB
+        # A client that takes its answers has them all.
+        with RemotingClient(server.addresses[0]) as client:
+            for _ in range(40):
+                asked = client.call(RequestCode.PULL_MESSAGE, pull_fields(topic, 0))
+                assert asked.code == ResponseCode.SUCCESS
+
+
 def test_a_client_that_reads_late_gets_all_answers(server: RocketMQServer) -> None:
     count = 100_000
     with RemotingClient(server.addresses[0]) as client:
@@ -237,6 +267,35 @@ def test_a_client_that_reads_late_gets_all_answers(server: RocketMQServer) -> No
         for _ in range(count):
             assert client.next().code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         writer.join()
+
+
+def test_a_client_that_never_reads_over_tls_holds_little(
+    shard: ServedShard, tmp_path: Path
+) -> None:
+    certificates = make_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    trusting = ssl.create_default_context(cafile=certificates.ca)
+    count = 100_000
+    with (
+        RocketMQServer(shard.cluster, access="open", tls=context) as server,
+        served_meanwhile(server),
+        RemotingClient(server.addresses[0]) as client,
+    ):
+        # One thread at a time uses a TLS socket: what is sent waits until the server reads on.
+        client.socket = trusting.wrap_socket(client.socket, server_hostname="127.0.0.1")
+        client.socket.settimeout(1.0)
+        frames, sent = encode(RemotingCommand(9_999, 1)) * 100, 0
+        with contextlib.suppress(TimeoutError):
+            while sent < count:
+                client.socket.sendall(frames)
+                sent += 100
+        held = max(each.unsent_bytes for each in server._server.connections)
+        assert held < connection.UNSENT_BYTES_MAX + 2 * MIB
+        # Those that were sent whole are answered.
+        client.socket.settimeout(20.0)
+        for _ in range(sent):
+            assert client.next().code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 def texts(fields: dict[str, object]) -> dict[str, str]:
