@@ -301,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
         self._note_held(unsent)
 
     def _note_held(self, unsent: int) -> None:
-        """Args: `unsent`: bytes of answers that the client has not taken."""
+        """Say how many bytes of answers the client has not taken."""
         more, self._unsent_bytes = unsent - self._unsent_bytes, unsent
         if more:
             self._receiver.held_more(more)
