@@ -59,6 +59,7 @@ class Transactions:
         self._next_sweep_ms = now_ms + SWEEP_MS
         if (HALF_TOPIC, 0) not in self._store.state.next_offsets:
             return
+
         try:
             self._check_serving()
             self._halves.load()
@@ -72,6 +73,7 @@ class Transactions:
             # No half message may end a leader, and the one after it.
             logger.exception("half messages")
             return
+
         if swept.is_full:
             self._next_sweep_ms = now_ms
         if swept.has_put:

@@ -22,6 +22,10 @@ logger = logging.getLogger("raymq.rocketmq")
 UNSENT_BYTES_MAX = 8 << 20
 #: a connection that takes no byte of its answers for so long is closed
 STUCK_S = 60.0
+#: a large frame that is not whole after so long ends its connection, if others wait for the memory that it has
+FRAME_S = 20.0
+#: fetches of one connection that are under way at the same time. Each may bring as many bytes as an answer holds
+FETCHES_MAX = 16
 #: frames up to this size are received without asking for memory
 SMALL_FRAME_BYTES = 64 << 10
 #: frames above this size are written at once, and not copied once more
@@ -38,6 +42,9 @@ class FrameReceiver(Protocol):
 
     def received(self, connection: ClientConnection, command: RemotingCommand) -> None:
         """A whole frame has come. Must not raise."""
+
+    def held_more(self, size: int) -> None:
+        """The answers that a connection holds have become more, by so many bytes; or fewer."""
 
     def closed(self, connection: ClientConnection) -> None:
         """A connection has ended."""
@@ -70,6 +77,11 @@ class FrameMemory:
             self._free_bytes -= wanted
             on_granted()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a frame waits for memory."""
+        return bool(self._waiting)
+
     def _fits(self, size: int) -> bool:
         return size <= self._free_bytes or self._free_bytes == self._limit_bytes
 
@@ -90,7 +102,13 @@ class ClientConnection(asyncio.Protocol):
         self._head: FrameHead | None = None
         #: bytes of `FrameMemory` that the frame being received has
         self._held_bytes = 0
+        #: since when it has them
+        self._held_since_s = 0.0
         self._is_waiting = False
+        #: the client does not take its answers, so no request of it is read
+        self._is_full = False
+        #: one of them is for each fetch
+        self.fetches = asyncio.Semaphore(FETCHES_MAX)
 
         #: address of the client
         self.peer: tuple[str, int] = ("0.0.0.0", 0)
@@ -120,6 +138,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         peer = transport.get_extra_info("peername")
         if peer:
             self.peer = str(peer[0]), int(peer[1])
@@ -129,23 +148,41 @@ class ClientConnection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self.is_closed = True
         self._release()
+        self._note_held(0)
         for answered in self._asked.values():
             if not answered.done():
                 answered.set_exception(ConnectionError(f"the client {self!r} has gone"))
         self._receiver.closed(self)
 
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: its answers have filled the buffer. No request is read until it has taken most."""
+        self._is_full = True
+        self._open_transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._is_full = False
+        # Frames that were received already come first.
+        asyncio.get_running_loop().call_soon(self._read_on)
+
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         self.heard_s = self._clock()
         self._buffer += data
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Take the frames that are whole, and receive more if none of them has to wait."""
         try:
             self._take_frames()
         except Malformed as error:
             logger.warning("the connection from %r is closed: %s", self, error)
             self.close()
+        if not self._is_waiting and not self._is_full and not self.is_closed:
+            self._open_transport.resume_reading()
 
     def _take_frames(self) -> None:
-        while not self._is_waiting and not self.is_closed:
+        while not self._is_waiting and not self._is_full and not self.is_closed:
             if self._head is None:
                 if len(self._buffer) < HEAD_BYTES:
                     return
@@ -167,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
         if size <= SMALL_FRAME_BYTES:
             return True
         if self._receiver.memory.take(size, self._go_on):
-            self._held_bytes = size
+            self._hold(size)
             return True
         self._is_waiting = True
         self._open_transport.pause_reading()
@@ -177,16 +214,19 @@ class ClientConnection(asyncio.Protocol):
         """There is room for the frame."""
         self._is_waiting = False
         if self._head is not None:
-            self._held_bytes = _frame_bytes(self._head)
+            self._hold(_frame_bytes(self._head))
         if self.is_closed:
             self._release()
             return
-        self._open_transport.resume_reading()
-        try:
-            self._take_frames()
-        except Malformed as error:
-            logger.warning("the connection from %r is closed: %s", self, error)
-            self.close()
+        self._read_on()
+
+    def _hold(self, size: int) -> None:
+        self._held_bytes, self._held_since_s = size, self._clock()
+
+    def holds_up(self, now_s: float) -> bool:
+        """Whether a large frame is late, and others wait for its memory."""
+        is_late = self._held_bytes > 0 and now_s - self._held_since_s > FRAME_S
+        return is_late and self._receiver.memory.is_wanted
 
     def _release(self) -> None:
         held, self._held_bytes = self._held_bytes, 0
@@ -255,10 +295,21 @@ class ClientConnection(asyncio.Protocol):
             del self._asked[opaque]
 
     def _note_unsent(self) -> None:
-        unsent = self._open_transport.get_write_buffer_size()
+        unsent = self.unsent_bytes
         if not unsent:
             self._moved_s = self._clock()
-        self._unsent_bytes = unsent
+        self._note_held(unsent)
+
+    def _note_held(self, unsent: int) -> None:
+        """Say how many bytes of answers the client has not taken."""
+        more, self._unsent_bytes = unsent - self._unsent_bytes, unsent
+        if more:
+            self._receiver.held_more(more)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def heard_ms(self) -> int:
@@ -270,16 +321,16 @@ class ClientConnection(asyncio.Protocol):
         """Whether it holds so many answers that no more should be made for it."""
         if self._transport is None or self.is_closed:
             return False
-        return self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX
+        return self.unsent_bytes > UNSENT_BYTES_MAX
 
     def is_stuck(self, now_s: float) -> bool:
         """Whether the client has taken no byte of its answers for `STUCK_S`. Called regularly."""
         if self._transport is None or self.is_closed:
             return False
-        unsent = self._transport.get_write_buffer_size()
+        unsent = self.unsent_bytes
         if unsent < self._unsent_bytes or not unsent:
             self._moved_s = now_s
-        self._unsent_bytes = unsent
+        self._note_held(unsent)
         return now_s - self._moved_s > STUCK_S
 
     def close(self) -> None:

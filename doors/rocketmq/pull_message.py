@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raymq.store.base import format as fmt
 from raymq.store.base.errors import OffsetOutOfRange
-from raymq.store.records.requests import FetchRequest, MessageSelector
+from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
 
 from .answers import Refused
 from .arrivals import Arrivals
@@ -137,15 +137,15 @@ class PullMessageProcessor:
         offset, ends = asked, None
         fetch_ms, arrived_s = 0, 0.0
         while True:
-            while connection.is_slow and not connection.is_closed:
-                # It takes what it was sent first.
-                await asyncio.sleep(SLOW_PAUSE_S)
             check()
             # Before the fetch: what arrives during it wakes this pull.
             arrival = self._arrivals.next(wanted.topic, queue_id)
             try:
-                part = await self._shards.read(
-                    shard, wanted._replace(offsets={queue_id: offset}, wait_ms=fetch_ms)
+                part = await _read(
+                    connection,
+                    shard,
+                    wanted._replace(offsets={queue_id: offset}, wait_ms=fetch_ms),
+                    self._shards,
                 )
                 if part is not None and part.error is not None:
                     raise part.error
@@ -178,6 +178,16 @@ class PullMessageProcessor:
                 continue
             has_arrived = await _within(arrival, min(left_s, LOOK_AGAIN_S))
             fetch_ms, arrived_s = (ARRIVED_MS, loop.time()) if has_arrived else (0, 0.0)
+
+
+async def _read(
+    connection: ClientConnection, shard: int, wanted: FetchRequest, shards: Shards
+) -> FetchSlice | None:
+    """Read a queue, once the client has taken most of what it was sent. Raises: RayMQError."""
+    async with connection.fetches:
+        while connection.is_slow and not connection.is_closed:
+            await asyncio.sleep(SLOW_PAUSE_S)
+        return await shards.read(shard, wanted)
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> bool:

@@ -25,6 +25,10 @@ logger = logging.getLogger("raymq.rocketmq")
 
 #: bytes of large frames that are being received
 RECEIVE_MEMORY_BYTES = 64 << 20
+#: bytes of answers that clients have not taken, of all connections together
+ANSWER_MEMORY_BYTES = 512 << 20
+#: while there may be more of them, they are counted this often
+COUNT_S = 0.05
 #: a connection without traffic for so long is closed. Source: NettyServerConfig, 120 s
 IDLE_S = 120.0
 #: how often connections are looked at
@@ -74,6 +78,9 @@ class RemotingServer:
         self._clock = clock
         self.memory = FrameMemory(RECEIVE_MEMORY_BYTES)
         self.connections: set[ClientConnection] = set()
+        #: bytes of answers that all connections hold, or held when they were looked at
+        self._held_bytes = 0
+        self._next_count_s = 0.0
         #: by the name of an executor
         self._under_way: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,18 +157,38 @@ class RemotingServer:
             raise
 
     async def _sweep(self) -> None:
-        """End connections that are idle or take nothing."""
+        """End connections that are idle, take nothing, or let others wait for the end of a frame."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._clock()
             for connection in list(self.connections):
-                if now_s - connection.heard_s > IDLE_S or connection.is_stuck(now_s):
-                    logger.info("the connection from %r is closed: it is idle", connection)
+                is_idle = now_s - connection.heard_s > IDLE_S
+                if is_idle or connection.is_stuck(now_s) or connection.holds_up(now_s):
+                    logger.info(
+                        "the connection from %r is closed: it is idle, or holds up others",
+                        connection,
+                    )
                     connection.abort()
 
     def opened(self, connection: ClientConnection) -> None:
         """See `FrameReceiver`."""
         self.connections.add(connection)
+
+    def held_more(self, size: int) -> None:
+        """See `FrameReceiver`. Beyond the limit, the connections end that hold most: their clients ask again."""
+        self._held_bytes += size
+        now_s = self._clock()
+        if self._held_bytes <= ANSWER_MEMORY_BYTES or now_s < self._next_count_s:
+            return
+        self._next_count_s = now_s + COUNT_S
+        held = {each: each.unsent_bytes for each in self.connections}
+        total = sum(held.values())
+        for connection in sorted(held, key=lambda each: -held[each]):
+            if total <= ANSWER_MEMORY_BYTES:
+                break
+            logger.warning("the connection from %r is closed: it takes no answers", connection)
+            connection.abort()
+            total -= held[connection]
 
     def closed(self, connection: ClientConnection) -> None:
         """See `FrameReceiver`."""

@@ -31,6 +31,7 @@ class RetrySender:
         for name in (WAIT, STAMP_NAME):
             # The answer waits for the promise in any case. A stamp is that of the message which the client has got.
             properties.pop(name, None)
+
         arguments: dict[str, object] = {
             "group": topic.removeprefix(RETRY_PREFIX),
             "body": b64encode(row.body).decode(),
@@ -44,6 +45,7 @@ class RetrySender:
         most = fields.integer("maxReconsumeTimes", -1)
         if most >= 0:
             arguments["max_reconsume_times"] = most
+
         # A client waits no longer.
         found = await self._shards.call_transaction(shard, "put_retry", arguments)
         return StoredRow(shard, int(found["offset"]), int(found["physical_offset"]))

@@ -109,7 +109,9 @@ def _lag(shard: ServedShard, topic: str, group: str) -> int:
     return sum(each["max_offset"] - offsets.get(str(each["queue_id"]), 0) for each in ends)
 
 
-def test_the_java_client_reads_by_tag_and_by_sql(run: Run, shard: ServedShard) -> None:
+def test_the_java_client_reads_by_tag_by_sql_and_with_queues_of_its_choice(
+    run: Run, shard: ServedShard
+) -> None:
     shard.cluster.create_topic("filtered", queues=4)
     run("send", "filtered", COUNT)
     by_tag = run("push", "filtered", COUNT, "by_tag", "sync")
@@ -117,6 +119,7 @@ def test_the_java_client_reads_by_tag_and_by_sql(run: Run, shard: ServedShard) -
     expression = "sql:number < 10 AND TAGS = 'async'"
     by_sql = run("push", "filtered", 10, "by_sql", expression)
     assert (by_sql["received"], list(by_sql["bytes"])) == (10, ["async"])
+    assert run("pull", "filtered", MESSAGES, "pulling") == {"distinct": MESSAGES, "queues": 4}
 
 
 def test_the_java_client_makes_transactions_and_consumers_see_the_committed_ones(

@@ -19,6 +19,8 @@ from tests.support.oracle import JAVA_OPTIONS, SOURCES, Program
 from tests.support.served_shard import ServedCluster
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.thorough
+
 TOPIC, GROUP = "orders", "billing"
 #: where tools write the bodies of messages that they show
 BODY_PATH = re.compile(r"Message Body Path: +(\S+)")

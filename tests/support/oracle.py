@@ -13,13 +13,16 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .quick_java import QUICK_OPTIONS
 
 SOURCES = Path(__file__).parent.parent / "interop" / "java"
+#: RocketMQ's client of 4.9, and what of our sources it runs
+OLDER_POM = SOURCES.parent / "java_4_9" / "pom.xml"
+OLDER_SOURCES = (SOURCES / "ClientScenarios.java",)
 #: named, so that every Maven does the same
 MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
 #: a small heap, a quick start
@@ -62,9 +65,25 @@ def prepare(cache: Path) -> Program:
         return _prepare(cache, java, javac, maven)
 
 
-def _prepare(cache: Path, java: str, javac: str, maven: str) -> Program:
+def prepare_older(cache: Path) -> Program:
+    """`prepare` for the client of RocketMQ 4.9."""
+    java, javac, maven = find("java"), find("javac"), find("mvn")
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _prepare(cache, java, javac, maven, OLDER_POM, OLDER_SOURCES)
+
+
+def _prepare(
+    cache: Path,
+    java: str,
+    javac: str,
+    maven: str,
+    pom: Path = SOURCES / "pom.xml",
+    sources: Sequence[Path] = (),
+) -> Program:
+    """Args: `sources`: what is compiled; none: all."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted((pom, *sources) if sources else SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
 
     ready = cache / digest.hexdigest()[:16]
@@ -77,17 +96,17 @@ def _prepare(cache: Path, java: str, javac: str, maven: str) -> Program:
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         made = Path(folder) / "made"
         made.mkdir()
-        jars = fetch(maven, javac, made / "classpath")
-        compile_sources(javac, jars, made)
+        jars = fetch(maven, javac, made / "classpath", pom)
+        compile_sources(javac, jars, made, sources or sorted(SOURCES.glob("*.java")))
         shutil.rmtree(ready, ignore_errors=True)
         made.rename(ready)
 
     return Program(java, f"{ready}{os.pathsep}{jars}")
 
 
-def fetch(maven: str, javac: str, listed: Path) -> str:
+def fetch(maven: str, javac: str, listed: Path, pom: Path) -> str:
     """The class path of RocketMQ's jars, fetched into Maven's own repository."""
-    words = [maven, "-q", "-B", "-f", str(SOURCES / "pom.xml"), MAVEN_GOAL]
+    words = [maven, "-q", "-B", "-f", str(pom), MAVEN_GOAL]
     home = str(Path(javac).resolve().parent.parent)
 
     try:
@@ -107,9 +126,9 @@ def fetch(maven: str, javac: str, listed: Path) -> str:
     return listed.read_text(encoding="utf-8").strip()
 
 
-def compile_sources(javac: str, jars: str, target: Path) -> None:
+def compile_sources(javac: str, jars: str, target: Path, paths: Sequence[Path]) -> None:
     """Compile our program into `target`."""
-    sources = [str(path) for path in sorted(SOURCES.glob("*.java"))]
+    sources = [str(path) for path in paths]
     words = [javac, "--release", "17", "-encoding", "UTF-8", "-proc:none", "-Xlint:all,-serial"]
     words += ["-Werror", "-d", str(target), "-cp", jars, *sources]
     # No annotation processor of a jar, and no complaint about a jar that names another one.

@@ -1,5 +1,6 @@
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -18,6 +19,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -32,9 +34,21 @@ import org.apache.rocketmq.remoting.RPCHook;
 
 /** What users do with RocketMQ's own client, each as one scenario that prints one line of JSON. */
 public class ClientScenarios {
-    private static final int WAIT_S = 60;
+    static final int WAIT_S = 60;
 
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        int code = 1;
+        try {
+            run(args);
+            code = 0;
+        } catch (Throwable error) {
+            error.printStackTrace();
+        }
+        // Threads of a client that was not shut down would keep the process.
+        System.exit(code);
+    }
+
+    private static void run(String[] args) throws Exception {
         String scenario = args[0];
         String nameServer = args[1];
         String topic = args[2];
@@ -45,18 +59,24 @@ public class ClientScenarios {
             case "transact" -> transact(nameServer, topic, count);
             case "orderly" -> orderly(nameServer, topic, count, args[4]);
             case "pull" -> pull(nameServer, topic, count, args[4]);
+            case "back" -> back(nameServer, topic, count, args[4]);
+            case "share" -> share(nameServer, topic, args[4]);
             default -> throw new IllegalArgumentException(scenario);
         };
         System.out.println(json(found));
-        System.exit(0);
     }
 
     /** Signs requests as users of RocketMQ's access control do. */
-    private static RPCHook hook() {
+    static RPCHook hook() {
         return new AclClientRPCHook(new SessionCredentials("raymq", System.getProperty("raymq.secret")));
     }
 
-    private static DefaultMQProducer producer(String nameServer) throws Exception {
+    /** With what both 4.9 and 5.3 have: this file is compiled with either. */
+    static DefaultMQPushConsumer pushConsumer(String group) {
+        return new DefaultMQPushConsumer(group, hook(), new AllocateMessageQueueAveragely());
+    }
+
+    static DefaultMQProducer producer(String nameServer) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("scenario-producers", hook());
         producer.setNamesrvAddr(nameServer);
         producer.setSendMsgTimeout(10_000);
@@ -65,7 +85,7 @@ public class ClientScenarios {
     }
 
     /** Sync, async, one-way and batch; large bodies, which the client compresses. */
-    private static Map<String, Object> send(String nameServer, String topic, int count)
+    static Map<String, Object> send(String nameServer, String topic, int count)
             throws Exception {
         DefaultMQProducer producer = producer(nameServer);
         Map<String, Integer> offsets = new TreeMap<>();
@@ -116,7 +136,7 @@ public class ClientScenarios {
         return found;
     }
 
-    private static Message message(String topic, String tag, int number) {
+    static Message message(String topic, String tag, int number) {
         Message message = new Message(topic, tag, "key-" + tag + "-" + number,
                 (tag + "-" + number).getBytes(StandardCharsets.UTF_8));
         message.setFlag(number);
@@ -180,9 +200,9 @@ public class ClientScenarios {
     }
 
     /** A push consumer that reads so many messages from the begin. */
-    private static Map<String, Object> push(String nameServer, String topic, int count, String group,
+    static Map<String, Object> push(String nameServer, String topic, int count, String group,
             String expression) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook());
+        DefaultMQPushConsumer consumer = pushConsumer(group);
         consumer.setNamesrvAddr(nameServer);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (expression.startsWith("sql:")) {
@@ -293,18 +313,68 @@ public class ClientScenarios {
         return found;
     }
 
-    /** A lite pull consumer that has all queues assigned. */
-    private static Map<String, Object> pull(String nameServer, String topic, int count, String group)
+    /** A push consumer that sends each message back once. */
+    private static Map<String, Object> back(String nameServer, String topic, int count, String group)
+            throws Exception {
+        DefaultMQPushConsumer consumer = pushConsumer(group);
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "sync");
+        Map<String, Integer> times = new ConcurrentSkipListMap<>();
+        CountDownLatch enough = new CountDownLatch(count);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            times.merge(message.getReconsumeTimes() + " of " + message.getTopic(), 1, Integer::sum);
+            if (message.getReconsumeTimes() > 0) {
+                enough.countDown();
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            }
+            context.setDelayLevelWhenNextConsume(1);
+            return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+        });
+        consumer.start();
+        boolean all = enough.await(WAIT_S, TimeUnit.SECONDS);
+        consumer.shutdown();
+        Map<String, Object> found = new TreeMap<>();
+        found.put("all", all);
+        found.put("times", times);
+        return found;
+    }
+
+    /** A push consumer that reads its share of the queues until its input ends. */
+    private static Map<String, Object> share(String nameServer, String topic, String group) throws Exception {
+        DefaultMQPushConsumer consumer = pushConsumer(group);
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "*");
+        Map<String, Integer> queues = new ConcurrentSkipListMap<>();
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt each : messages) {
+                queues.merge(each.getBrokerName() + "/" + each.getQueueId(), 1, Integer::sum);
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        System.in.readAllBytes();
+        consumer.shutdown();
+        return new TreeMap<>(queues);
+    }
+
+    /**
+     * A lite pull consumer that has all queues assigned.
+     *
+     * <p>It does not seek. A seek interrupts the pull that is under way. The client then closes the connection that all
+     * its threads share, so other requests fail, or it loses what that pull has brought.
+     */
+    static Map<String, Object> pull(String nameServer, String topic, int count, String group)
             throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group, hook());
         consumer.setNamesrvAddr(nameServer);
         consumer.setAutoCommit(false);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.start();
         List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(topic));
         consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
-        }
         TreeSet<String> seen = new TreeSet<>();
         long until = System.currentTimeMillis() + WAIT_S * 1000L;
         while (seen.size() < count && System.currentTimeMillis() < until) {
@@ -312,7 +382,7 @@ public class ClientScenarios {
                 seen.add(each.getTags() + "/" + each.getKeys());
             }
         }
-        consumer.commit();
+        consumer.commit(new HashSet<>(queues), true);
         consumer.shutdown();
         Map<String, Object> found = new TreeMap<>();
         found.put("distinct", seen.size());
@@ -321,7 +391,7 @@ public class ClientScenarios {
     }
 
     @SuppressWarnings("unchecked")
-    private static String json(Object value) {
+    static String json(Object value) {
         if (value instanceof Map<?, ?> map) {
             List<String> parts = new ArrayList<>();
             for (Map.Entry<?, ?> each : new TreeMap<>((Map<String, Object>) map).entrySet()) {
