@@ -109,6 +109,7 @@ def _lag(shard: ServedShard, topic: str, group: str) -> int:
     return sum(each["max_offset"] - offsets.get(str(each["queue_id"]), 0) for each in ends)
 
 
+@pytest.mark.thorough
 def test_the_java_client_reads_by_tag_by_sql_and_with_queues_of_its_choice(
     run: Run, shard: ServedShard
 ) -> None:
@@ -122,6 +123,7 @@ def test_the_java_client_reads_by_tag_by_sql_and_with_queues_of_its_choice(
     assert run("pull", "filtered", MESSAGES, "pulling") == {"distinct": MESSAGES, "queues": 4}
 
 
+@pytest.mark.thorough
 def test_the_java_client_makes_transactions_and_consumers_see_the_committed_ones(
     run: Run, shard: ServedShard
 ) -> None:
@@ -139,6 +141,7 @@ def test_the_java_client_makes_transactions_and_consumers_see_the_committed_ones
     assert (read["all"], read["received"], read["distinct"]) == (True, 2 * third, 2 * third)
 
 
+@pytest.mark.thorough
 def test_the_java_clients_that_read_in_order_share_the_queues_and_take_them_over(
     run: Run, shard: ServedShard
 ) -> None:
@@ -154,6 +157,7 @@ def test_the_java_clients_that_read_in_order_share_the_queues_and_take_them_over
     until(lambda: _lag(shard, "in_order", "keepers") == 0, lambda: pause.wait(0.02))
 
 
+@pytest.mark.thorough
 def test_a_java_client_and_a_consumer_of_raymq_go_on_one_after_the_other(
     run: Run, server: RocketMQServer, shard: ServedShard
 ) -> None:

@@ -254,7 +254,9 @@ def test_the_commands_of_mqadmin_reset_offsets_and_delete(served: Any) -> None:
     assert "reset consumer offset to 1" in reset
     assert offset() == 1
 
-    made, shown = tools.mqadmin("updateSubGroup -c served -g idle", "getConsumerConfig -g idle")
+    # One after the other: commands of one call run at the same time.
+    (made,) = tools.mqadmin("updateSubGroup -c served -g idle")
+    (shown,) = tools.mqadmin("getConsumerConfig -g idle")
     assert made.count("success.") == 2
     assert shown.count("idle") == 2
     (deleted,) = tools.mqadmin("deleteSubGroup -c served -g idle -r true")

@@ -257,7 +257,7 @@ public class ClientScenarios {
         List<DefaultMQPushConsumer> consumers = new ArrayList<>();
         for (String name : List.of("first", "second")) {
             handled.put(name, new AtomicInteger());
-            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook());
+            DefaultMQPushConsumer consumer = pushConsumer(group);
             consumer.setNamesrvAddr(nameServer);
             consumer.setInstanceName(name);
             consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
