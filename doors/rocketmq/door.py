@@ -72,7 +72,7 @@ class ReplicaPlace(Protocol):
         """Note where the server listens."""
 
     def forget_port(self) -> None:
-        """There is no server any more."""
+        """Note that the server has ended for good."""
 
 
 class RocketMQDoor:

@@ -33,12 +33,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if found is None:
         pytest.skip("no go on PATH or in GOROOT")
     target = tmp_path_factory.mktemp("go") / "client"
-    words = [found, "build", "-o", str(target), "."]
-    done = subprocess.run(
-        words, cwd=SOURCES, capture_output=True, text=True, timeout=280, check=False
+    # Fetched first: a program that does not compile is a fault.
+    fetched, built = (
+        subprocess.run(
+            [found, *words], cwd=SOURCES, capture_output=True, text=True, timeout=280, check=False
+        )
+        for words in (("mod", "download"), ("build", "-o", str(target), "."))
     )
-    if done.returncode != 0:
-        pytest.skip(f"go could not build the client: {done.stderr[-500:]}")
+    if fetched.returncode != 0:
+        pytest.skip(f"go could not fetch the client: {fetched.stderr[-500:]}")
+    assert built.returncode == 0, built.stderr
     return target
 
 
