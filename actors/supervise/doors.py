@@ -1,7 +1,7 @@
 """Where the servers for foreign protocols ("doors") of a shard's replicas listen, as one replica has heard lately.
 
-Each door says it again and again, to its own replica and to the leader: nothing of it is stored, and one that ends is
-forgotten.
+Each door says it again and again, to all replicas of the shard that it knows. Nothing of it is stored, and one that
+ends is forgotten.
 """
 
 from __future__ import annotations

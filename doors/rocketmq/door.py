@@ -1,8 +1,9 @@
 """The server beside one replica: it serves RocketMQ's clients, and says where it listens.
 
 Every server reaches every shard, so its death touches no put, and a client that dials the server of a former leader is
-served. Twice as often as its word holds, a server tells the replicas of its shard where it listens. It asks the shards
-where all servers are, and tries to take the port for name server requests, which one server of a machine has at a time.
+served. Three times while its word holds, a server says to the replicas of its shard where it listens. It asks the
+shards where all servers are, and tries to take the port for name server requests, which one server of a machine has at
+a time.
 """
 
 from __future__ import annotations

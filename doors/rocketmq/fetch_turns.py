@@ -72,6 +72,13 @@ class FetchTurns:
         fetches[-1][queue_id] = read
         return await read.done
 
+    async def stop(self) -> None:
+        """End the fetches that are under way. Nothing waits for them any more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _begin(self) -> None:
         gathered, self._gathered = self._gathered, {}
         for wish, fetches in gathered.items():

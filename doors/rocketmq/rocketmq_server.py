@@ -210,7 +210,7 @@ class RocketMQServer:
             service.cancel()
         await asyncio.gather(*self._services, return_exceptions=True)
         await self._offsets.flush()
-        await self._shards.stop_looking()
+        await self._shards.stop()
 
     def _end(self) -> None:
         self._shards.close()

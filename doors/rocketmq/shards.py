@@ -137,12 +137,14 @@ class Shards:
             # The routes that are known stay. Those who need another one meet the error.
             logger.info("topics could not be looked up again: %s", error)
 
-    async def stop_looking(self) -> None:
-        """End what `topic` does in the background."""
+    async def stop(self) -> None:
+        """End what `topic` and `read` do in the background. Callers: before `close`, when no request is left."""
         looks = list(self._looks)
         for look in looks:
             look.cancel()
-        await asyncio.gather(*looks, return_exceptions=True)
+        await asyncio.gather(
+            *looks, *(turns.stop() for turns in self._reads.values()), return_exceptions=True
+        )
 
     async def topics(self) -> dict[str, dict[str, Any]]:
         """All topics that users see, as `ClusterHandle.topics`. Raises: Unavailable."""

@@ -77,6 +77,26 @@ def test_a_fetch_has_a_limit() -> None:
     assert [len(each.offsets) for each in shard.fetches] == [QUEUES_MAX, 1]
 
 
+def test_fetches_that_are_under_way_end_with_the_server() -> None:
+    async def run() -> bool:
+        began, never = asyncio.Event(), asyncio.Event()
+
+        async def fetch(request: FetchRequest) -> list[FetchSlice]:
+            began.set()
+            await never.wait()
+            return []
+
+        turns = FetchTurns(fetch, asyncio.get_running_loop())
+        pull = asyncio.ensure_future(turns.read(wish(0)))
+        await began.wait()
+        pull.cancel()
+        await turns.stop()
+        # The task of this function alone is left.
+        return len(asyncio.all_tasks()) == 1
+
+    assert asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("error", "kind"), [(Unavailable("away"), Unavailable), (ValueError("x"), Bug)]
 )

@@ -131,7 +131,7 @@ def test_a_commit_names_the_client_of_its_connection(
     refused = commit(other, topic, 4)
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL
     assert "client a has queue 0" in str(refused.remark)
-    # A queue that nobody has locked is anyone's.
+    # A queue without a lock takes the commits of each client.
     assert commit(other, topic, 0, queue=1).code == ResponseCode.SUCCESS
 
     clock.advance(60_000)
