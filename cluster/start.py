@@ -207,6 +207,8 @@ class _Start(DirectoryCall):
         paths, files = self.paths, self.files
         stored, record = plan.stored, plan.record
         first = stored is None
+        # A start that is refused leaves neither a Ray nor a record.
+        door_set.check(None, record, before=stored)
         warnings = [ray_release.untested(ray_release.installed())]
         if record.nodes is None:
             warnings.append(memory_order.experimental(os.uname().machine))

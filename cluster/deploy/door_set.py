@@ -25,10 +25,11 @@ _ORJSON_MIN = (3, 9, 15)
 _STEP_MS = 200
 
 
-def check(ray: ModuleType, record: ClusterRecord, *, before: ClusterRecord | None) -> None:
+def check(ray: ModuleType | None, record: ClusterRecord, *, before: ClusterRecord | None) -> None:
     """Check that the servers of a record can work on this machine. Raises: Rejected.
 
-    Args: `before`: the record of those that may run now; None: none do.
+    Args: `ray`: None: before there is one, so that a server which has the port may be ours. `before`: the record of
+    those that may run now; None: none do.
     """
     port = record.rocketmq_port
     if port is None:
@@ -53,7 +54,9 @@ def check(ray: ModuleType, record: ClusterRecord, *, before: ClusterRecord | Non
 
     # Over nodes, or on an address that only Ray knows, each server says it.
     is_here = record.placement is None and record.host != NODE_HOST
-    is_ours = before is not None and before.rocketmq_port == port and _members(ray, before)
+    is_ours = False
+    if before is not None and before.rocketmq_port == port:
+        is_ours = ray is None or bool(_members(ray, before))
     if is_here and not is_ours and not _is_free(record.host, port):
         raise Rejected(
             f"port {port} of {record.host} is taken by another program, a RocketMQ name server perhaps: choose another "

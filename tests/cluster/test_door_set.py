@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import raymq
 from raymq.cluster.deploy import door_set
 from raymq.cluster.record.cluster_record import (
     NO_PORT,
@@ -46,6 +48,25 @@ def test_servers_of_this_cluster_may_have_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ours = record(taken.getsockname()[1])
         door_set.check(running, ours, before=ours)
+
+
+def test_before_there_is_a_ray_only_a_port_of_before_may_be_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = record(taken.getsockname()[1])
+        door_set.check(None, wanted, before=wanted)
+        for before in (None, record(free_port())):
+            with pytest.raises(Rejected, match="is taken"):
+                door_set.check(None, wanted, before=before)
+
+
+def test_a_refused_first_start_leaves_neither_a_ray_nor_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_set, "_orjson_version", lambda: ())
+    with pytest.raises(Rejected, match="needs orjson"):
+        raymq.start(tmp_path / "data", ephemeral=True, rocketmq=free_port())
+    assert not (tmp_path / "data" / "cluster.json").exists()
+    assert not (tmp_path / "data" / "ray.json").exists()
 
 
 def test_without_orjson_a_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
