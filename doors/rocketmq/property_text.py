@@ -20,6 +20,7 @@ from raymq.store.records.properties import (
 from .malformed import Malformed
 
 _WAIT_NAME = WAIT.encode() + NAME_VALUE_SEPARATOR
+_WAITS = _WAIT_NAME + b"true" + PROPERTY_SEPARATOR
 #: java.lang.Boolean reads any other text as false
 _TRUE = b"true"
 
@@ -48,9 +49,24 @@ def split(text: str | bytes | memoryview) -> PutProperties:
     if data[-1:] != PROPERTY_SEPARATOR:
         data += PROPERTY_SEPARATOR
 
-    if TAG_NAME not in data and _WAIT_NAME not in data and STAMP_PREFIX not in data:
-        return PutProperties(None, True, data)
-    return _split(data)
+    # What nearly every message has: WAIT=true, and one tag or none.
+    rest = _without(data, _WAITS)
+    tag = b""
+    at = rest.find(TAG_NAME)
+    if at >= 0:
+        tag = rest[at + len(TAG_NAME) :].partition(PROPERTY_SEPARATOR)[0]
+        rest = _without(rest, TAG_NAME + tag + PROPERTY_SEPARATOR) if tag else rest
+    if TAG_NAME in rest or _WAIT_NAME in rest or STAMP_PREFIX in rest:
+        return _split(data)
+    return PutProperties(str(tag, "utf-8", "replace") or None, True, rest or None)
+
+
+def _without(data: bytes, pair: bytes) -> bytes:
+    """The properties without one. It is left if the first place where its text is found is no property."""
+    before, found, after = data.partition(pair)
+    if found and (not before or before.endswith(PROPERTY_SEPARATOR)):
+        return before + after
+    return data
 
 
 def _split(data: bytes) -> PutProperties:

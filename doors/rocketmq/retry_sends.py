@@ -12,8 +12,9 @@ from raymq.store.base.format import RETRY_PREFIX, format_host
 from raymq.store.records.producer_stamp import STAMP_NAME
 from raymq.store.records.properties import WAIT, decode
 
+from .message_row import MessageRow
 from .request_fields import RequestFields
-from .send_lanes import MessageRow, StoredRow
+from .send_lanes import StoredRows
 from .shards import Shards
 
 
@@ -25,7 +26,7 @@ class RetrySender:
 
     async def put(
         self, shard: int, topic: str, row: MessageRow, text: bytes, fields: RequestFields
-    ) -> StoredRow:
+    ) -> StoredRows:
         """Put a message. Args: `text`: its properties. `fields`: of the request. Raises: RayMQError."""
         properties = decode(text)
         for name in (WAIT, STAMP_NAME):
@@ -48,4 +49,4 @@ class RetrySender:
 
         # A client waits no longer.
         found = await self._shards.call_transaction(shard, "put_retry", arguments)
-        return StoredRow(shard, int(found["offset"]), int(found["physical_offset"]))
+        return StoredRows(shard, int(found["offset"]), [int(found["physical_offset"])])

@@ -1,7 +1,8 @@
-"""Gathers the messages of many clients into batches: at most two turns of a shard are under way, the rest wait.
+"""Gathers the messages of many clients into batches: one turn of a shard is under way, the rest wait.
 
 A turn is a batch of each queue that has messages, and all of them travel together. So a message that comes alone is
-sent at once, and under load the answer to one turn sends the next one.
+sent at once, and under load the answer to one turn sends the next one. With two turns under way each is half as large,
+and the same machine stores fewer messages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
 from raymq.client.produce.queue_sequence import BatchReceipt
@@ -21,8 +22,6 @@ from raymq.store.records.record import SmallBatch
 
 from .arrivals import Arrivals
 
-#: turns of one shard without an answer
-UNDER_WAY_MAX = 2
 #: what a message takes in memory besides its body and properties, about
 ROW_BYTES = 200
 #: bytes of messages in one batch. A larger message is a batch of its own
@@ -31,27 +30,14 @@ BATCH_BYTES = 1 << 20
 WAITING_BYTES_MAX = 64 << 20
 
 
-class MessageRow(NamedTuple):
-    """One message as it is put."""
-
-    body: bytes
-    tag: str | None
-    #: encoded, without the tag
-    properties: bytes | None
-    born_time_ms: int
-    flag: int
-    sys_flag: int
-    #: host field of the record
-    born_host: bytes
-
-
-class StoredRow(NamedTuple):
-    """Where a message is."""
+class StoredRows(NamedTuple):
+    """Where the messages of a request are."""
 
     shard: int
+    #: of the first
     queue_offset: int
-    #: -1: not known
-    physical_offset: int
+    #: of each; -1: not known
+    physical_offsets: list[int]
 
 
 class PutShards(Protocol):
@@ -70,8 +56,9 @@ class PutShards(Protocol):
 class _Waiting(NamedTuple):
     """Messages of one request, which stay together."""
 
-    rows: list[MessageRow]
-    stored: asyncio.Future[list[StoredRow]]
+    #: with all columns
+    rows: SmallBatch
+    stored: asyncio.Future[StoredRows]
     size: int
 
 
@@ -81,7 +68,8 @@ class _ShardLanes:
     def __init__(self) -> None:
         #: (topic, queue) -> what waits, in the order in which the first of each came
         self.waiting: dict[tuple[str, int], deque[_Waiting]] = {}
-        self.under_way = 0
+        #: a turn has no answer yet
+        self.is_under_way = False
 
 
 class _Turn:
@@ -109,16 +97,20 @@ class SendLanes:
         self._changed: set[_ShardLanes] = set()
 
     def put(
-        self, shard: int, topic: str, queue_id: int, rows: list[MessageRow]
-    ) -> asyncio.Future[list[StoredRow]]:
-        """Put messages of one request, whole or not at all. Raises: Unavailable when too many bytes wait."""
-        size = sum(len(row.body) + len(row.properties or b"") + ROW_BYTES for row in rows)
+        self, shard: int, topic: str, queue_id: int, rows: SmallBatch
+    ) -> asyncio.Future[StoredRows]:
+        """Put messages of one request, whole or not at all. Raises: Unavailable when too many bytes wait.
+
+        Args: `rows`: with all columns.
+        """
+        size = sum(map(len, rows.bodies)) + ROW_BYTES * rows.num_rows
+        size += sum(map(len, filter(None, rows.properties)))
         if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise Unavailable("too many messages wait for their shard; send again a little later")
         lanes = self._lanes.get(shard)
         if lanes is None:
             lanes = self._lanes[shard] = _ShardLanes()
-        stored: asyncio.Future[list[StoredRow]] = self._loop.create_future()
+        stored: asyncio.Future[StoredRows] = self._loop.create_future()
         lanes.waiting.setdefault((topic, queue_id), deque()).append(_Waiting(rows, stored, size))
         self._waiting_bytes += size
         if not self._changed:
@@ -133,9 +125,9 @@ class SendLanes:
             self._send(lanes)
 
     def _send(self, lanes: _ShardLanes) -> None:
-        while lanes.waiting and lanes.under_way < UNDER_WAY_MAX:
+        while lanes.waiting and not lanes.is_under_way:
             turn = _Turn(lanes)
-            lanes.under_way += 1
+            lanes.is_under_way = True
             # Held until all are sent: a batch that fails at once would end the turn.
             turn.batches += 1
             for key, waiting in list(lanes.waiting.items()):
@@ -157,14 +149,13 @@ class SendLanes:
     def _end_batch(self, turn: _Turn) -> None:
         turn.batches -= 1
         if not turn.batches:
-            turn.lanes.under_way -= 1
+            turn.lanes.is_under_way = False
             if turn.lanes.waiting:
                 self._send(turn.lanes)
 
     def _put(self, key: tuple[str, int], turn: _Turn, taken: list[_Waiting]) -> None:
         topic, queue_id = key
-        rows = [row for each in taken for row in each.rows]
-        columns = [list(column) for column in zip(*rows, strict=True)]
+        rows = _joined([each.rows for each in taken])
 
         def done(outcome: BatchReceipt | RayMQError) -> None:
             self._finish(key, turn, taken, rows, outcome)
@@ -172,7 +163,7 @@ class SendLanes:
 
         turn.batches += 1
         try:
-            self._shards.put(topic, queue_id, SmallBatch(*columns), done)
+            self._shards.put(topic, queue_id, rows, done)
         except Exception as error:
             fault = error if isinstance(error, RayMQError) else Rejected(repr(error))
             self._finish(key, turn, taken, rows, fault)
@@ -183,7 +174,7 @@ class SendLanes:
         key: tuple[str, int],
         turn: _Turn,
         taken: list[_Waiting],
-        rows: list[MessageRow],
+        rows: SmallBatch,
         outcome: BatchReceipt | RayMQError,
     ) -> None:
         """Answer the requests of a batch. If one of several was malformed, nothing was stored: each goes alone."""
@@ -201,31 +192,39 @@ class SendLanes:
         places = _places(key[0], rows, outcome)
         at = 0
         for each in taken:
+            end = at + each.rows.num_rows
             if not each.stored.done():
-                each.stored.set_result(places[at : at + len(each.rows)])
-            at += len(each.rows)
+                first = outcome.offset(at)
+                each.stored.set_result(StoredRows(outcome.shard, first, places[at:end]))
+            at = end
 
 
-def _places(topic: str, rows: list[MessageRow], receipt: BatchReceipt) -> list[StoredRow]:
-    """The places of the rows of a batch."""
-    starts = [0, *accumulate(_record_bytes(topic, row) for row in rows)]
-    first = receipt.physical_offset
+def _joined(batches: list[SmallBatch]) -> SmallBatch:
+    """The rows of all, in their order."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = [list(chain.from_iterable(column)) for column in zip(*batches, strict=True)]
+    return SmallBatch(*columns)
+
+
+def _places(topic: str, rows: SmallBatch, receipt: BatchReceipt) -> list[int]:
+    """The physical offset of each row of a batch; -1: not known."""
+    offsets = list(accumulate(_record_bytes(topic, rows), initial=receipt.physical_offset))
     # Otherwise the end of a file of the log lies between them, or some were stored by an earlier try.
-    is_whole = first >= 0 and first + starts[-1] == receipt.end_offset
+    if receipt.physical_offset >= 0 and offsets.pop() == receipt.end_offset:
+        return offsets
+    return [-1] * rows.num_rows
+
+
+def _record_bytes(topic: str, rows: SmallBatch) -> list[int]:
+    """The bytes of each record. The store adds a stamp and the tag to the properties."""
+    fixed = fmt.HEADER_BYTES - 8 + 1 + len(topic) + 2 + STAMP_BYTES
+    columns = zip(rows.bodies, rows.tags, rows.properties, rows.born_hosts or (), strict=True)
     return [
-        StoredRow(
-            receipt.shard,
-            receipt.offset(number),
-            first + starts[number] if is_whole else -1,
-        )
-        for number in range(len(rows))
+        fixed
+        + len(host or b"")
+        + len(body)
+        + len(properties or b"")
+        + (TAG_EXTRA_BYTES + len(tag.encode()) if tag else 0)
+        for body, tag, properties, host in columns
     ]
-
-
-def _record_bytes(topic: str, row: MessageRow) -> int:
-    """The bytes of a record. The store adds a stamp and the tag to the properties."""
-    properties = STAMP_BYTES + len(row.properties or b"")
-    if row.tag is not None:
-        properties += TAG_EXTRA_BYTES + len(row.tag.encode())
-    wide = len(row.born_host) - 8
-    return fmt.HEADER_BYTES + wide + len(row.body) + 1 + len(topic) + 2 + properties

@@ -18,6 +18,7 @@ from raymq.store.records.properties import (
     decode,
     encode,
 )
+from raymq.store.records.record import SmallBatch
 
 from .answers import Refused
 from .codes import RequestCode, ResponseCode
@@ -26,10 +27,11 @@ from .connection import ClientConnection
 from .delayed_sends import Lane, is_delayed, waiting_lane
 from .half_sends import PREPARED, HalfMessageSender, is_half
 from .message_batch import decode_batch
+from .message_row import only_row
 from .property_text import split
 from .request_fields import RequestFields
 from .retry_sends import RetrySender
-from .send_lanes import MessageRow, SendLanes, StoredRow
+from .send_lanes import SendLanes, StoredRows
 from .shards import Shards
 from .sys_flags import INNER_BATCH, TRANSACTION_MASK
 from .topology import BrokerQueues, BrokerTable, packed, shard_of_broker
@@ -99,23 +101,23 @@ class SendMessageProcessor:
         if prepared is not None:
             group = fields.text("producerGroup", "")
             stored, transaction = await self._halves.put(
-                shard, topic, queue_id, rows[0], prepared, group
+                shard, topic, queue_id, only_row(rows), prepared, group
             )
-            answered = self._fields(queues, queue_id, texts, [stored])
+            answered = self._fields(queues, queue_id, texts, stored)
             return answer(request, ResponseCode.SUCCESS, {**answered, "transactionId": transaction})
 
         if topic.startswith(RETRY_PREFIX) and not is_batch and fields.integer("reconsumeTimes", 0):
-            place = await self._retries.put(shard, topic, rows[0], texts[0], fields)
+            stored = await self._retries.put(shard, topic, only_row(rows), texts[0], fields)
             return answer(
-                request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, [place])
+                request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, stored)
             )
 
         lane = Lane(topic, queue_id, None)
-        if any(is_delayed(row.properties) for row in rows):
+        if is_delayed(b"".join(filter(None, rows.properties))):
             levels = self._shards.delay_levels
             lane, rows = _delayed(topic, queue_id, shard, rows, levels)
-        places = await self._lanes.put(shard, lane.topic, lane.queue, rows)
-        return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, places))
+        stored = await self._lanes.put(shard, lane.topic, lane.queue, rows)
+        return answer(request, ResponseCode.SUCCESS, self._fields(queues, queue_id, texts, stored))
 
     def _rows(
         self,
@@ -124,8 +126,8 @@ class SendMessageProcessor:
         fields: RequestFields,
         *,
         is_batch: bool,
-    ) -> tuple[list[bytes], list[MessageRow]]:
-        """The properties of each message as text, and its row. Raises: Refused, Malformed."""
+    ) -> tuple[list[bytes], SmallBatch]:
+        """The properties of each message as text, and the rows with all columns. Raises: Refused, Malformed."""
         born_ms, sys_flag = fields.integer("bornTimestamp"), fields.integer("sysFlag", 0)
         if sys_flag & INNER_BATCH:
             raise Refused(
@@ -135,59 +137,67 @@ class SendMessageProcessor:
         flag = fields.integer("flag", 0)
         if not -(2**31) <= flag < 2**31:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the flag is {flag}; it has 32 bits")
-        host = pack_host(*connection.peer)
         if is_batch:
-            batch = decode_batch(request.body)
-            messages = list(zip(batch.bodies, batch.properties, batch.flags, strict=True))
+            flags, bodies, texts = decode_batch(request.body)
         else:
-            text = fields.text("properties", "").encode()
-            messages = [(bytes(request.body), text, flag)]
+            flags, bodies = [flag], [bytes(request.body)]
+            texts = [fields.text("properties", "").encode()]
 
-        if sys_flag & TRANSACTION_MASK and not any(_PREPARED in text for _, text, _ in messages):
+        if sys_flag & TRANSACTION_MASK and not _may_be_half(texts):
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "sysFlag has the bits of a transaction: a half message also has the property TRAN_MSG=true",
             )
-        texts, rows = [], []
-        for body, text, flag in messages:
-            found = split(text)
-            texts.append(text)
-            properties = found.properties
-            if not found.wait_store_ok:
-                properties = (properties or b"") + _WAITS_NOT
-            bits = sys_flag & ~TRANSACTION_MASK
-            rows.append(MessageRow(body, found.tag, properties, born_ms, flag, bits, host))
-        return texts, rows
+        parts = [split(text) for text in texts]
+        properties = [
+            each.properties if each.wait_store_ok else (each.properties or b"") + _WAITS_NOT
+            for each in parts
+        ]
+        count = len(bodies)
+        return texts, SmallBatch(
+            bodies,
+            [each.tag for each in parts],
+            properties,
+            [born_ms] * count,
+            list(flags),
+            [sys_flag & ~TRANSACTION_MASK] * count,
+            [pack_host(*connection.peer)] * count,
+        )
 
     def _fields(
         self,
         queues: BrokerQueues,
         queue_id: int,
         texts: Sequence[bytes],
-        stored: Sequence[StoredRow],
+        stored: StoredRows,
     ) -> dict[str, str]:
-        # The same as RocketMQ: "" for a message whose place in the log is not known.
-        ids = [self._message_id(place) for place in stored]
         return {
-            "msgId": ",".join(ids),
+            "msgId": ",".join(self._message_ids(stored)),
             "queueId": str(queues.number(queue_id)),
-            "queueOffset": str(stored[0].queue_offset),
+            "queueOffset": str(stored.queue_offset),
             "transactionId": _property(texts[0], _UNIQUE_ID),
             **_REGION,
         }
 
-    def _message_id(self, place: StoredRow) -> str:
-        address = self._brokers.leader(place.shard)
-        if address is None or place.physical_offset < 0:
-            return ""
-        return f"{packed(address)}{place.physical_offset:016X}"
+    def _message_ids(self, stored: StoredRows) -> list[str]:
+        """As RocketMQ: "" for a message whose place in the log is not known."""
+        address = self._brokers.leader(stored.shard)
+        if address is None:
+            return [""] * len(stored.physical_offsets)
+        host = packed(address)
+        return [f"{host}{offset:016X}" if offset >= 0 else "" for offset in stored.physical_offsets]
+
+
+def _may_be_half(texts: Sequence[bytes]) -> bool:
+    """Whether one of the messages may be a half message."""
+    return _PREPARED in PROPERTY_SEPARATOR.join(texts)
 
 
 def _half_properties(
     texts: Sequence[bytes], fields: RequestFields, *, is_batch: bool
 ) -> dict[str, str] | None:
     """The properties of a half message; None: it is none. Raises: Refused for a batch."""
-    if not any(_PREPARED in text for text in texts):
+    if not _may_be_half(texts):
         return None
     for text in texts:
         named = decode(text)
@@ -206,23 +216,23 @@ def _half_properties(
 
 
 def _delayed(
-    topic: str, queue_id: int, shard: int, rows: list[MessageRow], levels: int
-) -> tuple[Lane, list[MessageRow]]:
+    topic: str, queue_id: int, shard: int, rows: SmallBatch, levels: int
+) -> tuple[Lane, SmallBatch]:
     """Where a message waits, and its row there. Raises: Refused for a batch; Rejected."""
-    if len(rows) > 1:
+    if rows.num_rows > 1:
         raise Refused(
             ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed: send them alone"
         )
-    (row,) = rows
+    (properties,) = rows.properties
     lane = waiting_lane(
         topic,
         queue_id,
         shard,
-        row.properties or b"",
+        properties or b"",
         now_ms=Clock().now_ms(),
         levels=levels,
     )
-    return lane, [row._replace(properties=lane.properties)]
+    return lane, rows._replace(properties=[lane.properties])
 
 
 def shard_named(broker: str, connection: ClientConnection) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import accumulate
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ MORE_SCHEMA = pa.schema(
 )
 _PUT_COLUMNS, _MORE_NAMES = len(PUT_SCHEMA), tuple(MORE_SCHEMA.names)
 _NO_MORE = (None,) * len(MORE_SCHEMA)
+
+_is_ended = methodcaller("endswith", PROPERTY_SEPARATOR)
 
 #: with more rows arrays cost less
 SMALL_ROWS_MAX = 64
@@ -136,32 +139,41 @@ def small_batch(batch: pa.RecordBatch) -> SmallBatch | None:
 
 def all_rows_valid(batch: SmallBatch, max_message_bytes: int) -> bool:
     """Whether every row is right. If not, `check_put` names the fault."""
-    for body, tag, properties in zip(batch.bodies, batch.tags, batch.properties, strict=True):
-        if len(body) > max_message_bytes:
-            return False
-        if (tag or properties) and not _properties_valid(tag, properties):
-            return False
+    if max(map(len, batch.bodies), default=0) > max_message_bytes:
+        return False
+    has_text = any(batch.tags) or any(batch.properties)
+    if has_text and not _properties_valid(batch.tags, batch.properties):
+        return False
     if batch.sys_flags is None and batch.born_hosts is None:
         return True
-    return not any(flag and flag & ~fmt.SYS_OF_SENDER for flag in batch.sys_flags or ()) and all(
-        host is None or len(host) in fmt.HOST_BYTES for host in batch.born_hosts or ()
+    flags, hosts = set(batch.sys_flags or ()), set(batch.born_hosts or ())
+    return not any(flag and flag & ~fmt.SYS_OF_SENDER for flag in flags) and all(
+        host is None or len(host) in fmt.HOST_BYTES for host in hosts
     )
 
 
-def _properties_valid(tag: str | None, properties: bytes | None) -> bool:
-    stored = STAMP_BYTES
-    if tag:
-        tag_bytes = tag.encode()
-        if not separators_absent(tag) or ZERO_SECTOR in tag_bytes:
+def _properties_valid(tags: list[str | None], properties: list[bytes | None]) -> bool:
+    tag_sizes = [0]
+    for tag in {tag for tag in tags if tag}:
+        data = tag.encode()
+        if not separators_absent(tag) or ZERO_SECTOR in data:
             return False
-        stored += len(tag_bytes) + TAG_EXTRA_BYTES
-    if properties:
-        if properties[-1:] != PROPERTY_SEPARATOR:
-            return False
-        if any(each in properties for each in (TAG_NAME, STAMP_PREFIX, ZERO_SECTOR)):
-            return False
-        stored += len(properties)
-    return stored <= fmt.PROPERTIES_MAX_BYTES
+        tag_sizes.append(len(data) + TAG_EXTRA_BYTES)
+
+    texts = [text for text in properties if text]
+    if not all(map(_is_ended, texts)):
+        return False
+    # What is searched has no separator, so it cannot begin in one text and end in the next.
+    joined = b"".join(texts)
+    if TAG_NAME in joined or STAMP_PREFIX in joined or ZERO_SECTOR in joined:
+        return False
+    if STAMP_BYTES + max(tag_sizes) + max(map(len, texts), default=0) <= fmt.PROPERTIES_MAX_BYTES:
+        return True
+    return all(
+        STAMP_BYTES + len(text or b"") + (len(tag.encode()) + TAG_EXTRA_BYTES if tag else 0)
+        <= fmt.PROPERTIES_MAX_BYTES
+        for tag, text in zip(tags, properties, strict=True)
+    )
 
 
 class EncodedSmallBatch:
@@ -174,6 +186,7 @@ class EncodedSmallBatch:
         "_batch",
         "_born",
         "_crcs",
+        "_flag",
         "_header",
         "_heads",
         "_magic",
@@ -199,11 +212,17 @@ class EncodedSmallBatch:
         store: bytes,
     ) -> None:
         """Args: `topic`: its field in the record. `born`, `store`: packed hosts. Raises: Rejected."""
+        # Most batches have the same in each row, and rows that differ cost more.
+        same = _same_head(batch)
+        if same is not None:
+            batch = batch._replace(flags=None, sys_flags=None, born_hosts=None)
+            born = same.born or born
         self._batch = batch
         self._magic = magic
         self._queue_id = queue_id
         self._born, self._store = born, store
-        self._sys_flag = fmt.host_flags(born, store)
+        self._flag = same.flag if same else 0
+        self._sys_flag = fmt.host_flags(born, store) | (same.sys_flag if same else 0)
         self._header = fmt.header_struct(len(born) > 8, len(store) > 8)
         #: number of rows
         self.count = len(batch.bodies)
@@ -267,7 +286,7 @@ class EncodedSmallBatch:
         if self._heads is not None:
             return self._headed_records(start, stop, queue_offset, physical_offset, store_time_ms)
         bodies, born_times_ms = self._batch.bodies, self._batch.born_times_ms
-        magic, queue_id, sys_flag = self._magic, self._queue_id, self._sys_flag
+        magic, queue_id, flag, sys_flag = self._magic, self._queue_id, self._flag, self._sys_flag
         born, store, pack = self._born, self._store, self._header.pack
 
         parts: list[bytes] = []
@@ -278,7 +297,7 @@ class EncodedSmallBatch:
                 magic,
                 self._crcs[row],
                 queue_id,
-                0,
+                flag,
                 queue_offset,
                 physical_offset,
                 sys_flag,
@@ -337,6 +356,23 @@ class _Head(NamedTuple):
     flag: int
     sys_flag: int
     born: bytes
+
+
+class _SameHead(NamedTuple):
+    """What all rows of a batch have in their headers."""
+
+    flag: int
+    sys_flag: int
+    born: bytes | None
+
+
+def _same_head(batch: SmallBatch) -> _SameHead | None:
+    """The values of the columns of MORE_SCHEMA, if each has one value in all rows; None: rows differ, or have none."""
+    more: tuple[list[Any] | None, ...] = batch[_PUT_COLUMNS:]
+    if more == _NO_MORE or any(column and column.count(column[0]) < len(column) for column in more):
+        return None
+    flag, sys_flag, born = (column[0] if column else None for column in more)
+    return _SameHead(flag or 0, sys_flag or 0, born)
 
 
 def _heads(batch: SmallBatch, born: bytes, store: bytes) -> list[_Head]:
