@@ -28,6 +28,7 @@ admin_topics      topics for them
 admin_groups      groups for them
 admin_clients     connected clients for them
 fetch_turns       gathers reads of many pulls into fetches
+read_ahead        reads the messages of several pulls at a time
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 shared_groups     groups in which both kinds of client want to consume
@@ -37,6 +38,7 @@ consumer_offsets  offsets of groups and of queues
 codes             the numbers of requests, answers, languages and versions
 command           frames: header in JSON or binary, and body
 property_text     the properties string of a message, and what a put takes of it
+message_row       one message of a send
 message_batch     the messages in the body of a batch
 sys_flags         the bits of sysFlag
 signature         signs requests, and checks signatures

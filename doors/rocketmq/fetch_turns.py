@@ -1,14 +1,16 @@
-"""Gathers the reads of many pulls: those of one turn of the event loop that want the same of one topic are one fetch.
+"""Gathers the reads of many pulls: those that want the same of one topic are one fetch.
 
 A fetch costs as much as many messages of it. Under load the messages of several queues arrive together, and wake the
-pulls of all of them.
+pulls of all of them. While a fetch is under way, the reads of the next one gather. Fetches that wait for messages do
+not hold each other up: their reads are those of one turn of the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple
 
 from raymq.store.base.errors import Bug, RayMQError
 from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
@@ -49,8 +51,11 @@ class FetchTurns:
         """Args: `fetch`: reads queues. It raises RayMQError."""
         self._fetch = fetch
         self._loop = loop
-        #: of this turn. Two pulls of one queue are in two fetches
-        self._gathered: dict[_Wish, list[_Fetch]] = {}
+        #: what waits. Two pulls of one queue are in two fetches
+        self._gathered: dict[_Wish, deque[_Fetch]] = {}
+        #: those of which a fetch is under way
+        self._under_way: set[_Wish] = set()
+        self._begins = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def read(self, request: FetchRequest) -> FetchSlice | None:
@@ -63,14 +68,18 @@ class FetchTurns:
             request.wait_ms,
             request.wanted,
         )
-        if not self._gathered:
-            self._loop.call_soon(self._begin)
-        fetches = self._gathered.setdefault(wish, [{}])
-        if queue_id in fetches[-1] or len(fetches[-1]) >= QUEUES_MAX:
-            fetches.append({})
         read = _Read(offset, self._loop.create_future())
-        fetches[-1][queue_id] = read
+        self._gather(wish, queue_id, read)
         return await read.done
+
+    def _gather(self, wish: _Wish, queue_id: int, read: _Read) -> None:
+        fetches = self._gathered.setdefault(wish, deque())
+        if not fetches or queue_id in fetches[-1] or len(fetches[-1]) >= QUEUES_MAX:
+            fetches.append({})
+        fetches[-1][queue_id] = read
+        if not self._begins:
+            self._begins = True
+            self._loop.call_soon(self._begin)
 
     async def stop(self) -> None:
         """End the fetches that are under way. Nothing waits for them any more."""
@@ -80,15 +89,31 @@ class FetchTurns:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
-        gathered, self._gathered = self._gathered, {}
-        for wish, fetches in gathered.items():
-            for reads in fetches:
-                self._start(wish, reads)
+        self._begins = False
+        for wish in [wish for wish in self._gathered if wish not in self._under_way]:
+            if wish.wait_ms:
+                for reads in self._gathered.pop(wish):
+                    self._start(self._run(wish, reads))
+            else:
+                self._under_way.add(wish)
+                self._start(self._run_all(wish))
 
-    def _start(self, wish: _Wish, reads: _Fetch) -> None:
-        task = self._loop.create_task(self._run(wish, reads))
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _run_all(self, wish: _Wish) -> None:
+        """Fetch, one after the other, until nothing waits."""
+        try:
+            while wish in self._gathered:
+                fetches = self._gathered[wish]
+                reads = fetches.popleft()
+                if not fetches:
+                    del self._gathered[wish]
+                await self._run(wish, reads)
+        finally:
+            self._under_way.discard(wish)
 
     async def _run(self, wish: _Wish, reads: _Fetch) -> None:
         request = FetchRequest(
@@ -114,6 +139,6 @@ class FetchTurns:
             if each.done.done():
                 continue
             if may_lack and queue_id not in parts:
-                self._start(wish, {queue_id: each})
+                self._gather(wish, queue_id, each)
             else:
                 each.done.set_result(parts.get(queue_id))

@@ -176,7 +176,7 @@ class PullMessageProcessor:
             if loop.time() < arrived_s + ARRIVED_MS / 1000:
                 # That of another queue has ended the fetch. This queue's is in the log, and not in the queue yet.
                 continue
-            has_arrived = await _within(arrival, min(left_s, LOOK_AGAIN_S))
+            has_arrived = await arrival.within(min(left_s, LOOK_AGAIN_S))
             fetch_ms, arrived_s = (ARRIVED_MS, loop.time()) if has_arrived else (0, 0.0)
 
 
@@ -188,16 +188,6 @@ async def _read(
         while connection.is_slow and not connection.is_closed:
             await asyncio.sleep(SLOW_PAUSE_S)
         return await shards.read(shard, wanted)
-
-
-async def _within(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for an event, up to a time. Returns: whether it has come."""
-    waiter = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([waiter], timeout=timeout_s)
-    finally:
-        waiter.cancel()
-    return event.is_set()
 
 
 def _body(records: pa.Array, number: int | None) -> bytes | memoryview:

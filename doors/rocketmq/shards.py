@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from raymq.client.client_thread import ClientThread
 from raymq.client.handle import ClusterHandle
@@ -31,6 +31,7 @@ from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .fetch_turns import FetchTurns
+from .read_ahead import ReadAhead
 from .topology import BrokerQueues
 
 Found = TypeVar("Found")
@@ -70,7 +71,7 @@ class Shards:
 
         self._fetches: dict[int, _FetchPool] = {}
         self._tool_fetches: dict[int, _FetchPool] = {}
-        self._reads: dict[int, FetchTurns] = {}
+        self._reads: dict[int, _Reads] = {}
         self._topics: dict[str, BrokerQueues] = {}
         self._look_ups: dict[str, asyncio.Task[TopicRoute]] = {}
         self._looks: set[asyncio.Task[None]] = set()
@@ -143,7 +144,7 @@ class Shards:
         for look in looks:
             look.cancel()
         await asyncio.gather(
-            *looks, *(turns.stop() for turns in self._reads.values()), return_exceptions=True
+            *looks, *(each.turns.stop() for each in self._reads.values()), return_exceptions=True
         )
 
     async def topics(self) -> dict[str, dict[str, Any]]:
@@ -219,14 +220,12 @@ class Shards:
     # --- fetches ----------------------------------------------------------------------------------
 
     async def read(self, shard: int, request: FetchRequest) -> FetchSlice | None:
-        """Read one queue of a shard, together with others of the same turn. Returns: None: nothing is there.
-
-        Raises: RayMQError.
-        """
-        turns = self._reads.get(shard)
-        if turns is None:
-            turns = self._reads[shard] = FetchTurns(partial(self.fetch, shard), self._loop)
-        return await turns.read(request)
+        """Read one queue of a shard, together with others. Returns: None: nothing is there. Raises: RayMQError."""
+        reads = self._reads.get(shard)
+        if reads is None:
+            turns = FetchTurns(partial(self.fetch, shard), self._loop)
+            reads = self._reads[shard] = _Reads(turns, ReadAhead(turns.read, self._loop))
+        return await reads.ahead.read(request)
 
     async def fetch(self, shard: int, request: FetchRequest) -> list[FetchSlice]:
         """Read queues of a shard. Raises: RayMQError."""
@@ -246,6 +245,13 @@ class Shards:
         for threads in (self._calls, self._tool_calls, self._transactions):
             threads.shutdown(wait=False, cancel_futures=True)
         self._routes.close()
+
+
+class _Reads(NamedTuple):
+    """The reads of one shard."""
+
+    turns: FetchTurns
+    ahead: ReadAhead
 
 
 class _Writer:
