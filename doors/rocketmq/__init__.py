@@ -28,7 +28,7 @@ admin_topics      topics for them
 admin_groups      groups for them
 admin_clients     connected clients for them
 fetch_turns       gathers reads of many pulls into fetches
-read_ahead        reads the messages of several pulls at a time
+queue_read_ahead        reads the messages of several pulls at a time
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 shared_groups     groups in which both kinds of client want to consume

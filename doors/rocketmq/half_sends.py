@@ -15,7 +15,7 @@ from raymq.store.delay.delivery_time import delay_level
 from raymq.store.records.keys import UNIQ_KEY
 
 from .message_row import MessageRow
-from .send_lanes import WAITING_BYTES_MAX, StoredRows
+from .send_lanes import WAITING_BYTES_MAX, StoredSend
 from .shards import Shards
 
 #: property of a half message
@@ -48,7 +48,7 @@ class HalfMessageSender:
         row: MessageRow,
         properties: Mapping[str, str],
         group: str,
-    ) -> tuple[StoredRows, str]:
+    ) -> tuple[StoredSend, str]:
         """Put a half message. Returns: its place, and its transaction id. Raises: RayMQError.
 
         Args: `properties`: all of the message. `group`: the producer group, if these name none.
@@ -77,5 +77,5 @@ class HalfMessageSender:
             )
         finally:
             self._waiting_bytes -= size
-        place = StoredRows(shard, int(half["offset"]), [int(half["physical_offset"])])
+        place = StoredSend(shard, int(half["offset"]), [int(half["physical_offset"])])
         return place, str(half["transaction_id"])

@@ -14,7 +14,7 @@ from raymq.store.records.properties import WAIT, decode
 
 from .message_row import MessageRow
 from .request_fields import RequestFields
-from .send_lanes import StoredRows
+from .send_lanes import StoredSend
 from .shards import Shards
 
 
@@ -26,7 +26,7 @@ class RetrySender:
 
     async def put(
         self, shard: int, topic: str, row: MessageRow, text: bytes, fields: RequestFields
-    ) -> StoredRows:
+    ) -> StoredSend:
         """Put a message. Args: `text`: its properties. `fields`: of the request. Raises: RayMQError."""
         properties = decode(text)
         for name in (WAIT, STAMP_NAME):
@@ -49,4 +49,4 @@ class RetrySender:
 
         # A client waits no longer.
         found = await self._shards.call_transaction(shard, "put_retry", arguments)
-        return StoredRows(shard, int(found["offset"]), [int(found["physical_offset"])])
+        return StoredSend(shard, int(found["offset"]), [int(found["physical_offset"])])

@@ -30,7 +30,7 @@ BATCH_BYTES = 1 << 20
 WAITING_BYTES_MAX = 64 << 20
 
 
-class StoredRows(NamedTuple):
+class StoredSend(NamedTuple):
     """Where the messages of a request are."""
 
     shard: int
@@ -58,7 +58,7 @@ class _Waiting(NamedTuple):
 
     #: with all columns
     rows: SmallBatch
-    stored: asyncio.Future[StoredRows]
+    stored: asyncio.Future[StoredSend]
     size: int
 
 
@@ -98,7 +98,7 @@ class SendLanes:
 
     def put(
         self, shard: int, topic: str, queue_id: int, rows: SmallBatch
-    ) -> asyncio.Future[StoredRows]:
+    ) -> asyncio.Future[StoredSend]:
         """Put messages of one request, whole or not at all. Raises: Unavailable when too many bytes wait.
 
         Args: `rows`: with all columns.
@@ -110,7 +110,7 @@ class SendLanes:
         lanes = self._lanes.get(shard)
         if lanes is None:
             lanes = self._lanes[shard] = _ShardLanes()
-        stored: asyncio.Future[StoredRows] = self._loop.create_future()
+        stored: asyncio.Future[StoredSend] = self._loop.create_future()
         lanes.waiting.setdefault((topic, queue_id), deque()).append(_Waiting(rows, stored, size))
         self._waiting_bytes += size
         if not self._changed:
@@ -195,7 +195,7 @@ class SendLanes:
             end = at + each.rows.num_rows
             if not each.stored.done():
                 first = outcome.offset(at)
-                each.stored.set_result(StoredRows(outcome.shard, first, places[at:end]))
+                each.stored.set_result(StoredSend(outcome.shard, first, places[at:end]))
             at = end
 
 

@@ -31,7 +31,7 @@ from .message_row import only_row
 from .property_text import split
 from .request_fields import RequestFields
 from .retry_sends import RetrySender
-from .send_lanes import SendLanes, StoredRows
+from .send_lanes import SendLanes, StoredSend
 from .shards import Shards
 from .sys_flags import INNER_BATCH, TRANSACTION_MASK
 from .topology import BrokerQueues, BrokerTable, packed, shard_of_broker
@@ -169,7 +169,7 @@ class SendMessageProcessor:
         queues: BrokerQueues,
         queue_id: int,
         texts: Sequence[bytes],
-        stored: StoredRows,
+        stored: StoredSend,
     ) -> dict[str, str]:
         return {
             "msgId": ",".join(self._message_ids(stored)),
@@ -179,7 +179,7 @@ class SendMessageProcessor:
             **_REGION,
         }
 
-    def _message_ids(self, stored: StoredRows) -> list[str]:
+    def _message_ids(self, stored: StoredSend) -> list[str]:
         """As RocketMQ: "" for a message whose place in the log is not known."""
         address = self._brokers.leader(stored.shard)
         if address is None:

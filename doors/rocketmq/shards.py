@@ -31,7 +31,7 @@ from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
 from .fetch_turns import FetchTurns
-from .read_ahead import ReadAhead
+from .queue_read_ahead import QueueReadAhead
 from .topology import BrokerQueues
 
 Found = TypeVar("Found")
@@ -224,7 +224,7 @@ class Shards:
         reads = self._reads.get(shard)
         if reads is None:
             turns = FetchTurns(partial(self.fetch, shard), self._loop)
-            reads = self._reads[shard] = _Reads(turns, ReadAhead(turns.read, self._loop))
+            reads = self._reads[shard] = _Reads(turns, QueueReadAhead(turns.read, self._loop))
         return await reads.ahead.read(request)
 
     async def fetch(self, shard: int, request: FetchRequest) -> list[FetchSlice]:
@@ -251,7 +251,7 @@ class _Reads(NamedTuple):
     """The reads of one shard."""
 
     turns: FetchTurns
-    ahead: ReadAhead
+    ahead: QueueReadAhead
 
 
 class _Writer:

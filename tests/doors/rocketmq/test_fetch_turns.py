@@ -103,3 +103,42 @@ def test_fetches_that_are_under_way_end_with_the_server() -> None:
 def test_an_error_reaches_each_pull(error: Exception, kind: type[RayMQError]) -> None:
     found = read_all(Shard(error=error), wish(0), wish(1))
     assert [type(each) for each in found] == [kind, kind]
+
+
+def test_the_reads_that_come_during_a_fetch_are_the_next_one() -> None:
+    shard = Shard(0, 1, 2)
+
+    async def run() -> None:
+        turns = FetchTurns(shard.fetch, asyncio.get_running_loop())
+        first = asyncio.ensure_future(turns.read(wish(0)))
+        while not shard.fetches:
+            await asyncio.sleep(0)
+        await asyncio.gather(first, turns.read(wish(1)), turns.read(wish(2)))
+
+    asyncio.run(run())
+    assert [list(each.offsets) for each in shard.fetches] == [[0], [1, 2]]
+
+
+def test_a_fetch_that_waits_holds_no_other_up() -> None:
+    begun: list[FetchRequest] = []
+
+    async def run() -> None:
+        may_end = asyncio.Event()
+
+        async def fetch(request: FetchRequest) -> list[FetchSlice]:
+            begun.append(request)
+            await may_end.wait()
+            return []
+
+        turns = FetchTurns(fetch, asyncio.get_running_loop())
+        reads = [asyncio.ensure_future(turns.read(wish(0)._replace(wait_ms=50)))]
+        while not begun:
+            await asyncio.sleep(0)
+        reads.append(asyncio.ensure_future(turns.read(wish(1)._replace(wait_ms=50))))
+        while len(begun) < 2:
+            await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(*reads)
+
+    asyncio.run(run())
+    assert len(begun) == 2

@@ -49,7 +49,7 @@ class _Kept(NamedTuple):
     until_s: float
 
 
-class ReadAhead:
+class QueueReadAhead:
     """The reads of one shard. Callers: one event loop."""
 
     def __init__(
@@ -62,7 +62,8 @@ class ReadAhead:
         self._loop = loop
         #: the oldest first
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
-        self._kept_bytes = 0
+        #: bytes of what is kept
+        self.kept_bytes = 0
         self._sweeps = False
         #: where the next pull of a queue begins, if the newest was answered in full
         self._behind: OrderedDict[_Key, int] = OrderedDict()
@@ -120,11 +121,11 @@ class ReadAhead:
         self._kept[key] = _Kept(
             part._replace(first_offset=offset), records, queue_offsets(records), until_s
         )
-        self._kept_bytes += records.nbytes
+        self.kept_bytes += records.nbytes
         if not self._sweeps:
             self._sweeps = True
             self._loop.call_later(KEPT_S, self._sweep)
-        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+        while self.kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
             self._drop(next(iter(self._kept)))
 
     def _sweep(self) -> None:
@@ -139,7 +140,7 @@ class ReadAhead:
     def _drop(self, key: _Key) -> None:
         kept = self._kept.pop(key, None)
         if kept is not None:
-            self._kept_bytes -= kept.records.nbytes
+            self.kept_bytes -= kept.records.nbytes
 
     def _note_behind(self, key: _Key, next_offset: int) -> None:
         self._behind[key] = next_offset
@@ -150,7 +151,7 @@ class ReadAhead:
     def _forget_all(self) -> None:
         self._kept.clear()
         self._behind.clear()
-        self._kept_bytes = 0
+        self.kept_bytes = 0
 
 
 def _enlarged(request: FetchRequest) -> FetchRequest:
