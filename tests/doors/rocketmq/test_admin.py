@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 import threading
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -466,6 +467,35 @@ def test_each_broker_answers_for_its_own_queues(
             asked(broker, RequestCode.DELETE_TOPIC_IN_BROKER, topic="wide")
         assert "wide" not in wide.cluster.topics()
         assert wide.cluster.groups() == {}
+
+
+def test_a_topic_that_was_made_or_deleted_on_some_shards_only_is_completed(tmp_path) -> None:
+    with (
+        ServedCluster(tmp_path) as wide,
+        RocketMQServer(wide.cluster, access="open") as server,
+        RemotingClient(server.addresses[1]) as client,
+    ):
+        first, second = (partial(wide.cluster.call, shard) for shard in (0, 1))
+        # What is left of a request in whose middle the second shard, or the server, has ended.
+        first("create_topic", {"name": "half", "queues": 4, "shards": [0, 1]})
+        made = {"topic": "half", "perm": 6}
+        for count in (2, 3):
+            counts = {"readQueueNums": count, "writeQueueNums": count}
+            asked(client, RequestCode.UPDATE_AND_CREATE_TOPIC, **made, **counts)
+            for each in (first, second):
+                assert each("topics", {})["half"]["queues"] == 2 * count
+
+        first("delete_topic", {"name": "half"})
+        assert "half" in second("topics", {})
+        asked(client, RequestCode.DELETE_TOPIC_IN_BROKER, topic="half")
+        assert "half" not in second("topics", {})
+        # Another broker is asked, too.
+        asked(client, RequestCode.DELETE_TOPIC_IN_BROKER, topic="half")
+        asked(client, RequestCode.DELETE_TOPIC_IN_BROKER, topic="never")
+        asked(
+            client, RequestCode.UPDATE_AND_CREATE_TOPIC, **made, readQueueNums=1, writeQueueNums=1
+        )
+        assert second("topics", {})["half"]["queues"] == 2
 
 
 # --- messages -------------------------------------------------------------------------------------
