@@ -32,6 +32,7 @@ arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 shared_groups     groups in which both kinds of client want to consume
 queue_locks       locks of queues for consumers in order
+limited_warnings  warnings of which clients can cause any number
 client_table      the clients that are connected
 consumer_offsets  offsets of groups and of queues
 codes             the numbers of requests, answers, languages and versions
