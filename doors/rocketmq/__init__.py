@@ -26,6 +26,7 @@ stored_record     records, and fields of them
 admin_cluster     brokers for RocketMQ's tools, and what else they ask a name server
 admin_topics      topics for them
 admin_groups      groups for them
+offset_resets     offsets that operators have set, for connected consumers
 admin_clients     connected clients for them
 fetch_turns       gathers reads of many pulls into fetches
 arrivals          wakes pulls that wait
