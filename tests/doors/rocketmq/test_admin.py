@@ -534,6 +534,37 @@ def test_a_message_is_shown_by_its_place_in_the_log(client: RemotingClient, topi
     assert "no message begins" in (beside.remark or "")
 
 
+def test_a_message_without_an_id_of_its_client_is_found_by_its_place(
+    client: RemotingClient, shard: ServedShard, topic: str
+) -> None:
+    with shard.cluster.producer() as producer:
+        offset = producer.send(topic, b"ours", queue_id=1).result(30).offset
+    stored_id = shard.cluster.message(topic, 1, offset).message_id
+    shown = client.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": int(stored_id[16:], 16)})
+    shown_id = message_id_of(bytes(shown.body))
+    assert shown_id != stored_id
+    fields = {"topic": topic, "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**62}
+    unique = {**fields, "_UNIQUE_KEY_QUERY": "true"}
+    for message_id in (stored_id, shown_id):
+        found = client.call(RequestCode.QUERY_MESSAGE, {**unique, "key": message_id})
+        assert found.code == ResponseCode.SUCCESS, found.remark
+        # A client compares the id of what it gets.
+        assert message_id_of(bytes(found.body)) == message_id
+        assert bodies(records_of(found.body)) == [b"ours"]
+
+    shard.cluster.create_topic(f"{topic}-too", queues=1)
+    place, host = stored_id[16:], stored_id[:16]
+    for wrong in (
+        {**unique, "key": f"7F000002{host[8:]}{place}"},
+        {**unique, "key": f"{host}{int(place, 16) + 1:016X}"},
+        {**unique, "key": f"{host}{'F' * 16}"},
+        {**unique, "key": "no id"},
+        {**unique, "topic": f"{topic}-too", "key": stored_id},
+        {**fields, "key": stored_id},
+    ):
+        assert client.call(RequestCode.QUERY_MESSAGE, wrong).code == ResponseCode.QUERY_NOT_FOUND
+
+
 class ShardsThatSkip:
     """Shards of a compacted topic: a fetch gives the next record that is left."""
 
