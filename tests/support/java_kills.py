@@ -127,11 +127,20 @@ def faults(
         leader = wait_for_leader(shard)
         shard.cluster.move_leader(0, (leader + 1) % 3)
 
-    yield "server", lambda: kill(door_pid(shard, wait_for_leader(shard)))
+    def server(step: int = 0) -> None:
+        kill(door_pid(shard, (wait_for_leader(shard) + step) % 3))
+
+    def machine() -> None:
+        server()
+        role("commit_log")()
+
+    yield "server", server
     yield "connections", cut
     yield "leader", role("commit_log")
     yield "flusher", role("group_commit")
     yield "replicator", role("replication")
+    yield "server of a follower", lambda: server(1)
+    yield "server and leader", machine
     yield "hand-over", hand_over
 
 
