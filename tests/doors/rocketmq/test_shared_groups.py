@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -257,6 +258,30 @@ def test_ids_that_no_client_should_have_keep_no_other_group_from_being_said(
         until(lambda: {group, f"{group}-too"} <= shard.cluster.groups().keys(), pause)
         shown = [each["client"] for each in shard.cluster.describe_group(group)["clients"]]
         assert shown == ["?", "x" * 255]
+
+
+@pytest.mark.parametrize("limit", ["CALL_CLIENTS_MAX", "FOREIGN_GROUPS_MAX"])
+def test_clients_of_more_groups_than_one_call_names_are_said_by_several(
+    server: RocketMQServer,
+    shard: ServedShard,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+) -> None:
+    monkeypatch.setattr(shared_groups, limit, 2)
+    monkeypatch.setattr(shared_groups, "GATHER_S", 0.2)
+    names = [f"{group}-{number}" for number in range(5)]
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RemotingClient(server.addresses[0])) for _ in range(3)]
+        for number, client in enumerate(clients):
+            for name in names:
+                beat(client, f"c{number}", name)
+        until(
+            lambda: (
+                [shard.cluster.groups().get(each, {}).get("clients") for each in names] == [3] * 5
+            ),
+            pause,
+        )
 
 
 def test_a_connection_that_ends_makes_room_for_members(
