@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from raymq.client.arguments import plain_int
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import RETRY_PREFIX
+from raymq.store.groups.foreign_members import CLIENTS_SHOWN_MAX
 
 from .consume.offsets_by_time import offsets_for_times
 from .group_facts import committed_offsets, coordinator_of, no_group, topics_with_offsets
@@ -148,6 +149,13 @@ def _reset(
 ) -> None:
     """Store the offsets of all rows. A number of the coordinator fences the members that have the queues before."""
     left = {(row["topic"], row["queue_id"]): int(row["to"]) for row in rows}
+    all_offsets: dict[str, dict[str, int]] = {}
+    for (topic, queue_id), offset in left.items():
+        all_offsets.setdefault(topic, {})[str(queue_id)] = offset
+    clients = cluster.call(coordinator, "describe_group", {"group": name})["clients"]
+    if clients and not force:
+        raise _is_consumed(name, clients)
+
     for _ in range(RESET_TRIES):
         queues: dict[str, list[int]] = {}
         for topic, queue_id in left:
@@ -161,12 +169,29 @@ def _reset(
         # Its members hear now that they have to claim the queues again, and not with their next commit.
         cluster.call(coordinator, "withdraw_queues", {**asked, "number": number})
         if not left:
+            if clients:
+                # They would go on, and commit where they are.
+                noted = {"group": name, "number": number, "offsets": all_offsets}
+                cluster.call(coordinator, "notify_reset", noted)
             return
     (topic, queue_id), *_ = left
     raise Unavailable(
         f"members of group {name} claim queues as often as they are taken away, such as queue {queue_id} of {topic}: "
         "the others are reset. Repeat the call",
         field="group",
+    )
+
+
+def _is_consumed(name: str, clients: list[dict[str, Any]]) -> Rejected:
+    """The error for a group in which clients of another protocol consume: it names some."""
+    found = [f"{each['client']} at {each['address']}" for each in clients[:CLIENTS_SHOWN_MAX]]
+    more = f" and {len(clients) - len(found)} more" if len(clients) > len(found) else ""
+    return Rejected(
+        f"{len(clients)} client(s) of {clients[0]['protocol']} consume in group {name}: {', '.join(found)}{more}. Stop "
+        "them, or let them go on at the new offsets with force (--force)",
+        field="force",
+        limit="a group without clients",
+        found=[each["client"] for each in clients[:CLIENTS_SHOWN_MAX]],
     )
 
 

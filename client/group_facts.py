@@ -15,15 +15,23 @@ def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
     """See `Cluster.groups`."""
     found: dict[str, dict[str, Any]] = {}
     paused: set[str] = set()
+    #: of other protocols
+    clients: dict[str, int] = {}
     for shard in range(cluster.shards):
         answer = cluster.call(shard, "groups", {})
         for name, members in answer["coordinated"].items():
             found[name] = {"kind": "stream", "members": members}
         paused.update(answer.get("paused", ()))
+        clients.update(answer["clients"])
         for name in answer["with_offsets"]:
             found.setdefault(name, {"kind": "manual", "members": 0})
+    for name in clients:
+        found.setdefault(name, {"kind": "manual", "members": 0})
+
     for name, facts in found.items():
-        facts["state"] = "paused" if name in paused else "active" if facts["members"] else "empty"
+        facts["clients"] = clients.get(name, 0)
+        is_active = facts["members"] or facts["clients"]
+        facts["state"] = "paused" if name in paused else "active" if is_active else "empty"
     return dict(sorted(found.items()))
 
 
@@ -32,7 +40,7 @@ def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
     coordinator = coordinator_of(cluster, name)
     facts = cluster.call(coordinator, "describe_group", {"group": name})
     topics = set(facts.pop("topics")) | topics_with_offsets(cluster, name)
-    if not topics and not facts["members"]:
+    if not topics and not facts["members"] and not facts["clients"]:
         raise no_group(name)
 
     owners = {(each["topic"], each["queue_id"]): each for each in facts["queues"]}
@@ -91,10 +99,12 @@ def _queues(
     described = cluster.describe_topic(topic)["queues"]
     committed: dict[str, int] = {}
     ages_ms: dict[str, int] = {}
+    locks: dict[str, list[Any]] = {}
     for shard in sorted({queue["shard"] for queue in described}):
         asked = {"group": name, "topic": topic}
         committed |= cluster.call(shard, "offsets", asked)
         ages_ms |= cluster.call(shard, "lag_ages", asked)
+        locks |= cluster.call(shard, "queue_locks", asked)
 
     found = []
     for queue in described:
@@ -102,6 +112,7 @@ def _queues(
         offset = committed.get(str(queue_id))
         age_ms = ages_ms.get(str(queue_id), 0)
         owner = owners.get((topic, queue_id), {})
+        locked_by, lock_ms = locks.get(str(queue_id), (None, None))
         found.append(
             {
                 "topic": topic,
@@ -110,6 +121,8 @@ def _queues(
                 "member": owner.get("member"),
                 "number": owner.get("number"),
                 "revoking": owner.get("revoking", False),
+                "locked_by": locked_by,
+                "lock_age_s": None if lock_ms is None else lock_ms / 1000,
                 "committed": offset,
                 "max_offset": queue["max_offset"],
                 "lag": None if offset is None else queue["max_offset"] - offset,

@@ -472,7 +472,8 @@ class Cluster(ClusterHandle):
             ```
 
         Returns: name -> `kind` ("stream": its members share the queues; "manual": it has had no member, only committed
-        offsets), `state` ("paused", "active" with members, else "empty") and `members`, their number.
+        offsets), `state` ("paused", "active" with members or clients, else "empty"), `members`, their number, and
+        `clients`, how many clients of RocketMQ consume in it.
         Raises: Unavailable: a shard does not answer.
         """
         from raymq.client.group_facts import list_groups
@@ -497,8 +498,11 @@ class Cluster(ClusterHandle):
         after the committed offsets; `lag_s`, the age of the oldest of them in seconds; `members`, each with `member`
         (its id), `client` (host:pid), `instance_id`, `topics`, `pattern`, `session_timeout_ms`, `version` and `applied`
         (of its assignment), `silent_ms` since its newest heartbeat and `state` ("stable", "releasing", "replaced",
-        "away"); `queues`, each with `topic`, `queue_id`, `shard`, `member` (its owner or None), `number`, `revoking`,
-        `committed` (None: no offset), `max_offset`, `lag` and `lag_s`.
+        "away"); `clients`, of RocketMQ, which share the group's queues, as their servers have said in the last 30 s,
+        each with `protocol`, `client` (its id), `address`, `language`, `version` and `since_ms`, since 1970; `queues`,
+        each with `topic`, `queue_id`, `shard`, `member` (its owner or None), `number`, `revoking`, `locked_by` (the id
+        of the client of RocketMQ that has locked it, or None) and `lock_age_s` since the lock was renewed, `committed`
+        (None: no offset), `max_offset`, `lag` and `lag_s`.
 
         Raises:
             Rejected: the group does not exist.
@@ -521,8 +525,8 @@ class Cluster(ClusterHandle):
         """Set where a consumer group goes on.
 
         With `force` members lose the queues first: their later commits raise `Fenced`. Each member hears of it with its
-        next heartbeat, runs `on_revoked`, claims the queues again and begins at the new offsets. Without a topic, the
-        group's retry topic stays as it is.
+        next heartbeat, runs `on_revoked`, claims the queues again and begins at the new offsets. Clients of RocketMQ
+        hear of it from their server, within 10 s. Without a topic, the group's retry topic stays as it is.
 
         Example:
             ```python
@@ -544,14 +548,14 @@ class Cluster(ClusterHandle):
             topic: only this topic, also one that the group has not read yet. None (default): all that it reads.
             queue_ids: only these queues of the topic. None (default): all.
             dry_run: return the rows and change nothing (default: no).
-            force: also queues that members have (default: no).
+            force: also while members have queues, or clients of RocketMQ consume in the group (default: no).
 
         Returns: a row for each queue: `topic`, `queue_id`, `from` (the committed offset, None: there is none) and `to`.
         Durable: at return.
 
         Raises:
-            Rejected: the group, the topic or a queue does not exist, or members have the queues and `force` is not
-                given: the error names them. Nothing was changed.
+            Rejected: the group, the topic or a queue does not exist; or without `force`, members have the queues, or
+                clients of RocketMQ consume in the group: the error names them. Nothing was changed.
             OffsetOutOfRange: a queue does not hold the offset. Nothing was changed.
             Unavailable: a shard does not answer, or members claim the queues again too quickly. Other queues may be
                 reset. The same call completes it.

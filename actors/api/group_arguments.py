@@ -7,7 +7,12 @@ from typing import Any
 
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
-from raymq.store.groups.foreign_members import CLIENTS_SHOWN_MAX, FOREIGN_GROUPS_MAX
+from raymq.store.groups.foreign_members import (
+    CLIENT_CHARS_MAX,
+    FOREIGN_CLIENTS_MAX,
+    FOREIGN_GROUPS_MAX,
+    ForeignClient,
+)
 from raymq.store.groups.heartbeat import REPLACES_MAX, Beat, unpack_beat
 from raymq.store.groups.members import TOPICS_MAX
 from raymq.store.state.topics import QUEUES_MAX
@@ -107,21 +112,49 @@ def check_clients(clients: object) -> dict[int, str | None]:
     return dict(zip(queues, clients.values(), strict=True))
 
 
-def check_foreign_groups(groups: object) -> dict[str, list[str]]:
-    """group -> the clients of another protocol that consume in it. Raises: Rejected naming the field."""
+def check_foreign_groups(groups: object) -> dict[str, list[ForeignClient]]:
+    """group -> the clients of another protocol that consume in it, each as a list of its fields.
+
+    Raises: Rejected naming the field.
+    """
     if type(groups) is not dict or len(groups) > FOREIGN_GROUPS_MAX:
         advice = f"give the clients of at most {FOREIGN_GROUPS_MAX} groups"
         raise wrong_value("groups", groups, advice, FOREIGN_GROUPS_MAX)
+    found: dict[str, list[ForeignClient]] = {}
     for group, clients in groups.items():
         check_group_name(group)
-        if type(clients) is not list or len(clients) > CLIENTS_SHOWN_MAX:
-            advice = f"give a list of at most {CLIENTS_SHOWN_MAX} clients"
-            raise wrong_value("groups", clients, advice, CLIENTS_SHOWN_MAX)
-        for client in clients:
-            if type(client) is not str or not 1 <= len(client) <= TEXT_CHARS_MAX:
-                advice = f"give texts of 1 to {TEXT_CHARS_MAX} characters"
-                raise wrong_value("groups", client, advice, TEXT_CHARS_MAX)
-    return groups
+        if type(clients) is not list or len(clients) > FOREIGN_CLIENTS_MAX:
+            advice = f"give a list of at most {FOREIGN_CLIENTS_MAX} clients"
+            raise wrong_value("groups", clients, advice, FOREIGN_CLIENTS_MAX)
+        found[group] = [_foreign_client(each) for each in clients]
+    return found
+
+
+def _foreign_client(fields: object) -> ForeignClient:
+    """A client as a list of its fields. Raises: Rejected naming the field."""
+    names = ForeignClient._fields
+    if type(fields) is not list or len(fields) != len(names):
+        raise wrong_value("groups", fields, f"give {', '.join(names)} of a client", len(names))
+    client, address, language, version, since_ms = fields
+    for text in (client, address, language, version):
+        if type(text) is not str or len(text) > CLIENT_CHARS_MAX:
+            advice = f"give texts of at most {CLIENT_CHARS_MAX} characters"
+            raise wrong_value("groups", text, advice, CLIENT_CHARS_MAX)
+    if not client:
+        raise wrong_value("groups", client, "give the id of each client", 1)
+    since_ms = check_integer("groups", since_ms)
+    return ForeignClient(client, address, language, version, since_ms)
+
+
+def check_reset(offsets: object) -> dict[str, dict[int, int]]:
+    """Offsets that were set, as {topic: {queue id: offset}}. Raises: Rejected naming the field."""
+    if type(offsets) is not dict or len(offsets) > TOPICS_MAX:
+        raise wrong_value("offsets", offsets, f"give at most {TOPICS_MAX} topics", TOPICS_MAX)
+    found = {}
+    for topic, own in offsets.items():
+        check_name("offsets", topic)
+        found[topic] = check_offsets(own)
+    return found
 
 
 def _check_grants(grants: object) -> None:

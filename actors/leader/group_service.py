@@ -12,7 +12,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.groups.coordinator import Coordinator, GroupStep
-from raymq.store.groups.foreign_members import CLIENTS_SHOWN_MAX
+from raymq.store.groups.foreign_members import CLIENTS_SHOWN_MAX, ForeignClient, ForeignReset
 from raymq.store.groups.heartbeat import Beat, BeatAnswer
 from raymq.store.groups.members import GROUP, dated, group_value
 from raymq.store.records.requests import AppendedRows
@@ -170,14 +170,16 @@ class GroupService:
     # --- clients of other protocols ---------------------------------------------------------------
 
     def note_foreign(
-        self, protocol: str, server: str, groups: Mapping[str, Sequence[str]]
-    ) -> dict[str, list[str]]:
+        self, protocol: str, server: str, groups: Mapping[str, Sequence[ForeignClient]]
+    ) -> tuple[dict[str, list[str]], list[ForeignReset]]:
         """Take the word of a server on clients of its protocol in groups: `ForeignMembers.note`.
 
-        Returns: some members' programs, of those of these groups that have members.
+        Returns: some members' programs, of those of these groups that have members; and what operators have reset.
         """
         with self._step_lock:
-            self._coordinator.foreign.note(protocol, server, groups, self._clock.monotonic_ms())
+            now_ms, foreign = self._clock.monotonic_ms(), self._coordinator.foreign
+            foreign.note(protocol, server, groups, now_ms)
+            resets = foreign.resets(server, now_ms)
             known = self._store.groups.groups
             found = {each: known[each].members for each in groups if each in known}
             shown = {
@@ -188,7 +190,23 @@ class GroupService:
             end = self._end
         self._leader.await_promise(AppendedRows.up_to(end))
         self._leader.await_check()
-        return shown
+        return shown, resets
+
+    def notify_reset(
+        self, group: str, number: int, offsets: Mapping[str, Mapping[int, int]]
+    ) -> list[str]:
+        """Let the clients of other protocols in a group go on at offsets that were set: `ForeignMembers.note_reset`."""
+        with self._step_lock:
+            foreign = self._coordinator.foreign
+            noted = foreign.note_reset(group, number, offsets, self._clock.monotonic_ms())
+        # Servers say their words to the leader, and hear of it there.
+        self._leader.await_check()
+        return noted
+
+    def foreign_counts(self) -> dict[str, int]:
+        """Group -> how many clients of other protocols consume in it, as their servers have said lately."""
+        with self._step_lock:
+            return self._coordinator.foreign.counts(self._clock.monotonic_ms())
 
     # --- administration ---------------------------------------------------------------------------
 

@@ -142,6 +142,7 @@ class Leader(ReplicaRole):
             acks=self.acks,
             appender=self.appender,
             groups=GroupProgress(store),
+            open_halves=self.transactions.open_halves,
             is_writable=lambda: self.writable,
         )
         log.pool.on_full = self._await_pool_space

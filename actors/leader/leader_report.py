@@ -31,15 +31,17 @@ class LeaderReport:
         acks: PutAcks,
         appender: Appender,
         groups: GroupProgress,
+        open_halves: Callable[[], tuple[int, int] | None],
         is_writable: Callable[[], bool],
     ) -> None:
-        """Args: `led`: as of `Leader`. `is_writable`: whether puts are taken now."""
+        """Args: `led`: as of `Leader`. `open_halves`: see `Transactions`. `is_writable`: whether puts are taken now."""
         self._parts = parts
         self._led = led
         self._counters = counters
         self._acks = acks
         self._appender = appender
         self._groups = groups
+        self._open_halves = open_halves
         self._is_writable = is_writable
         # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
         self._replication_failure = FailureFile(
@@ -116,6 +118,7 @@ class LeaderReport:
             - sum(each.is_complete for each in followers.values())
         )
 
+        halves = self._open_halves()
         return {
             "raymq_append_batches_total": counters.puts,
             "raymq_append_messages_total": counters.rows - counters.duplicates,
@@ -165,6 +168,8 @@ class LeaderReport:
             "raymq_consumer_lag_messages": self._groups.lags(),
             "raymq_consumer_lag_seconds": self._groups.lag_seconds(),
             "raymq_group_members": self._groups.members(),
+            "raymq_open_half_messages": None if halves is None else halves[0],
+            "raymq_oldest_half_message_seconds": None if halves is None else halves[1] // 1000,
             "raymq_topic_messages": leader_metrics.topic_messages(store),
             "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
             "raymq_disk_free_bytes": leader_metrics.free_bytes(log),

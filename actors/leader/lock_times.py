@@ -39,5 +39,9 @@ class LockTimes:
 
     def is_over(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether the lock of a queue was not renewed for too long."""
+        return self.age_ms(group, topic, queue_id) >= LOCK_EXPIRY_MS
+
+    def age_ms(self, group: str, topic: str, queue_id: int) -> int:
+        """How long ago the lock of a queue was renewed, or this leader began."""
         at_ms = self._renewed_ms.get((group, topic, queue_id), self._began_ms)
-        return self._clock.monotonic_ms() - at_ms >= LOCK_EXPIRY_MS
+        return self._clock.monotonic_ms() - at_ms

@@ -153,6 +153,16 @@ METRICS = (
         "Members of a group that the shard coordinates.",
         ("group",),
     ),
+    Metric(
+        "raymq_open_half_messages",
+        "gauge",
+        "Half messages of transactions that are neither committed nor rolled back.",
+    ),
+    Metric(
+        "raymq_oldest_half_message_seconds",
+        "gauge",
+        "How long ago the oldest open half message was stored; 0: none is open.",
+    ),
     Metric("raymq_topic_messages", "gauge", "Messages that a topic has on the shard.", ("topic",)),
     Metric("raymq_disk_used_bytes", "gauge", "Commit log files and consume queues."),
     Metric("raymq_disk_free_bytes", "gauge", "Free space on the disk of the shard's directory."),

@@ -174,6 +174,20 @@ class QueueClaims:
 
         self._await(self._store.inner_put.put_decided(decide))
 
+    def locked(self, group: str, topic: str) -> dict[int, tuple[str, int]]:
+        """The queues that clients of RocketMQ have locked: queue -> client id, and how long ago it renewed, in ms."""
+        found: dict[int, tuple[str, int]] = {}
+
+        def decide() -> list[tuple[str, bytes]]:
+            for queue_id, claim in self._store.claims.claims.get((group, topic), {}).items():
+                if claim.is_lock and self._is_held(group, topic, queue_id, claim):
+                    found[queue_id] = claim.client, self._locks.age_ms(group, topic, queue_id)
+            return []
+
+        # The times are those of the thread that has the put lock.
+        self._await(self._store.inner_put.put_decided(decide))
+        return found
+
     def _is_held(self, group: str, topic: str, queue_id: int, claim: Claim) -> bool:
         """Whether a claim keeps others from its queue: a lock that is not renewed does so for a while."""
         if claim.is_lock:

@@ -51,6 +51,15 @@ class Transactions:
             self._halves.load()
         return self._halves
 
+    def open_halves(self) -> tuple[int, int] | None:
+        """How many half messages are open, and how long ago the oldest one was stored, in ms. Callers: any thread.
+
+        Returns: None while it is not known yet which ones the leaders before have left: for a minute at most.
+        """
+        if (HALF_TOPIC, 0) not in self._store.state.next_offsets:
+            return 0, 0
+        return (self._halves.open_count, self._halves.oldest_ms) if self._halves.is_loaded else None
+
     def step(self) -> None:
         """Give up old half messages, if it is time to look."""
         now_ms = self._clock.monotonic_ms()

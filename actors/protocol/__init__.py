@@ -100,9 +100,11 @@ A shard that is being added does not answer those that are about all shards: des
     halves_to_check(groups, max_records)                            {halves: [{offset, checks, record in base64}],
                                                                       next_ms}
     find_coordinator(group)                                         {shard}; shard 0 answers
-    groups()                                                        {coordinated: {group: members}, paused,
+    groups()                                                        {coordinated: {group: members}, clients: {group:
+                                                                      clients of other protocols}, paused,
                                                                       with_offsets}
-    describe_group(group)                                           {kind, paused, filters, topics, members, queues}
+    describe_group(group)                                           {kind, paused, filters, topics, members, clients,
+                                                                      queues}
     group_topics(group)                                             {topics}: those of which it has offsets here
     lag_ages(group, topic)                                          {queue_id: ms}: age of the oldest message that is
                                                                       not committed
@@ -113,8 +115,12 @@ A shard that is being added does not answer those that are about all shards: des
     lock_queues(group, topic, client, queues, number)               {locked: [queue ids], free: [queue ids]}; without
                                                                       number, free ones are not locked
     unlock_queues(group, topic, client, queues)                     {}
-    note_foreign_members(protocol, server, groups)                  {with_members: {group: [programs of members]}};
-                                                                      groups: {group: [clients]}
+    queue_locks(group, topic)                                       {queue_id: [client, age in ms]}
+    note_foreign_members(protocol, server, groups)                  {with_members: {group: [programs of members]},
+                                                                      resets: [{group, number, offsets, clients}]};
+                                                                      groups: {group: [fields of each client]}, see
+                                                                      store/groups/foreign_members.py
+    notify_reset(group, number, offsets)                            {clients}; offsets: {topic: {queue_id: offset}}
     take_group_number(group, queues, force)                         {number}; queues: {topic: [queue ids]}. Rejected
                                                                       naming members that have them, without force
     reset_offsets(group, topic, offsets, number)                    {fenced}: as of commit_offsets

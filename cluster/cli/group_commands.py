@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from raymq.client.times import at_ms
 from raymq.store.base.clock import Clock
 
 from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, Show, cluster_of
@@ -17,7 +18,8 @@ def _listed(
     options: argparse.Namespace, cluster: object, groups: dict[str, Any]
 ) -> tuple[dict[str, object], list[str]]:
     lines = [
-        f"{name}\t{facts['kind']}\t{facts['state']}\t{facts['members']} members"
+        f"{name}\t{facts['kind']}\t{facts['state']}\t{facts['members']} members\t"
+        f"{facts['clients']} clients of RocketMQ"
         for name, facts in groups.items()
     ]
     return groups, lines
@@ -33,6 +35,7 @@ def _described(
         f"{facts['group']}: {'PAUSED, ' if facts['paused'] else ''}{len(facts['members'])} members, "
         f"{facts['lag']} messages left, coordinated by shard {facts['coordinator']}"
     ]
+
     for member in facts["members"]:
         instance = f", instance {member['instance_id']}" if member["instance_id"] else ""
         silent = "?" if member["silent_ms"] is None else f"{member['silent_ms'] / 1000:.1f}"
@@ -40,10 +43,19 @@ def _described(
             f"  member {member['member'][:8]} of {member['client']}{instance}: {member['state']}, last heartbeat "
             f"{silent} s ago of {member['session_timeout_ms'] / 1000:g}"
         )
+    for client in facts["clients"]:
+        since = at_ms(client["since_ms"]).astimezone()
+        lines.append(
+            f"  client {client['client']} of {client['protocol']} at {client['address']}: {client['language']} "
+            f"{client['version']}, since {since:%Y-%m-%d %H:%M:%S}"
+        )
+
     for queue in facts["queues"]:
         owner = "no member" if queue["member"] is None else f"member {queue['member'][:8]}"
         if queue["revoking"]:
             owner += ", which releases it"
+        if queue["locked_by"] is not None:
+            owner = f"locked by {queue['locked_by']}, renewed {queue['lock_age_s']:.0f} s ago"
         lines.append(f"  {_queue(queue)}: {owner}, {_progress(queue)}")
     return facts, lines
 
@@ -57,10 +69,14 @@ def _where(row: dict[str, Any]) -> str:
 
 
 def _reset(
-    options: argparse.Namespace, cluster: object, rows: list[dict[str, Any]]
+    options: argparse.Namespace, cluster: Any, rows: list[dict[str, Any]]
 ) -> tuple[dict[str, object], list[str]]:
     done = "nothing is changed" if options.dry_run else "reset"
     lines = ["topic\tqueue\tfrom\tto", *map(_where, rows), f"{options.group}: {done}"]
+    if options.force and rows and not options.dry_run:
+        clients = len(cluster.describe_group(options.group)["clients"])
+        if clients:
+            lines.append(f"{clients} clients of RocketMQ go on there within 10 s")
     facts = {"group": options.group, "dry_run": options.dry_run, "queues": rows}
     return facts, lines
 

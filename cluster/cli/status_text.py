@@ -47,6 +47,7 @@ def status_lines(
     yield _line("disk", _disk(metrics))
     yield _line("lag", _lag(metrics))
     yield _line("groups", _groups(metrics))
+    yield from _halves(shards)
 
     if verbose:
         yield _line("cluster id", status["cluster_id"])
@@ -171,6 +172,19 @@ def _groups(metrics: list[StatusFacts]) -> str:
     if not metrics:
         return "unknown"
     return f"{len(counts)} with {sum(counts)} members" if counts else "none with members"
+
+
+def _halves(shards: list[StatusFacts]) -> Iterator[str]:
+    """The open half messages of each shard that has some."""
+    found = []
+    for shard in shards:
+        metrics = shard.get("metrics") or {}
+        count = metrics.get("open_half_messages") or 0
+        if count:
+            age_s = metrics["oldest_half_message_seconds"]
+            found.append(f"shard {shard['shard']}: {count:,} open, the oldest of {age_s:,} s ago")
+    if found:
+        yield _line("halves", "; ".join(found))
 
 
 def _lag(metrics: list[StatusFacts]) -> str:

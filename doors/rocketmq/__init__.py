@@ -26,6 +26,7 @@ stored_record     records, and fields of them
 admin_cluster     brokers for RocketMQ's tools, and what else they ask a name server
 admin_topics      topics for them
 admin_groups      groups for them
+offset_resets     offsets that operators have set, for connected consumers
 admin_clients     connected clients for them
 fetch_turns       gathers reads of many pulls into fetches
 queue_read_ahead        reads the messages of several pulls at a time
@@ -33,6 +34,7 @@ arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 shared_groups     groups in which both kinds of client want to consume
 queue_locks       locks of queues for consumers in order
+limited_warnings  warnings of which clients can cause any number
 client_table      the clients that are connected
 consumer_offsets  offsets of groups and of queues
 codes             the numbers of requests, answers, languages and versions

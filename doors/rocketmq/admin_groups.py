@@ -18,16 +18,16 @@ from raymq.store.state.topics import RETRY_MAX_TIMES, retry_topic
 from .admin_topics import NO_VERSION, queue_key
 from .answers import Refused
 from .client_table import ClientTable
-from .codes import Language, RequestCode, ResponseCode
+from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection
 from .consumer_offsets import OffsetStore
 from .json_dialect import write_json
+from .offset_resets import notify_reset
 from .request_fields import RequestFields, json_body
 from .send_message import queue_named, shard_named
 from .shards import Shards
 from .stored_record import all_stored_ms
-from .topology import BrokerQueues
 
 #: the end of a queue, instead of a time
 _END_MS = -1
@@ -253,7 +253,15 @@ class GroupAdminProcessor:
                 for each, offset in offsets.items()
             )
         )
-        self._notify(request, topic, group, queues, shard, offsets)
+        notify_reset(
+            self._clients.consumers(group),
+            group,
+            queues,
+            shard,
+            offsets,
+            time_text=request.fields.get("timestamp", str(_END_MS)),
+            is_forced=request.fields.get("isForce", "false"),
+        )
         table = {queue_key(queues, shard, each): offset for each, offset in offsets.items()}
         body = write_json({"offsetTable": table}, standard=False)
         return answer(request, ResponseCode.SUCCESS, body=body)
@@ -281,32 +289,6 @@ class GroupAdminProcessor:
         }
         found = await self._shards.call(shard, "offsets_by_time", asked)
         return {queue_id: int(found[str(queue_id)]) for queue_id in chosen}
-
-    def _notify(
-        self,
-        request: RemotingCommand,
-        topic: str,
-        group: str,
-        queues: BrokerQueues,
-        shard: int,
-        offsets: dict[int, int],
-    ) -> None:
-        """Let the connected consumers of a group go on at other offsets."""
-        found = request.fields
-        fields = {
-            "group": group,
-            "isForce": found.get("isForce", "false"),
-            "timestamp": found.get("timestamp", str(_END_MS)),
-            "topic": topic,
-        }
-        keys = {queue_key(queues, shard, each): offset for each, offset in offsets.items()}
-        table = write_json({"offsetTable": keys}, standard=False)
-        # C++ clients read no map with objects as keys.
-        rows = [{**key.as_dict(), "offset": offset} for key, offset in keys.items()]
-        listed = write_json({"offsetTable": rows}, standard=False)
-        for member in self._clients.consumers(group):
-            body = listed if member.connection.language == Language.CPP.name else table
-            member.connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, body)
 
 
 def _shown(name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from raymq.client.handle import ClusterHandle
 from raymq.client.topics.add_queues import add_queues
 from raymq.client.topics.delete_topic import delete_topic
 from raymq.client.topics.new_topic import create_topic
@@ -142,26 +143,8 @@ class TopicAdminProcessor:
         is_compacted = _is_compacted(fields.text("attributes", ""))
 
         handle = self._shards.handle
-        queues = wanted * handle.shards
-        facts = (await self._shards.topics()).get(topic, {})
-        if facts and is_compacted and not facts.get("compacted"):
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"topic {topic} exists, and cannot be compacted any more"
-            )
-        present = facts.get("queues", 0)
-        if present > queues:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"topic {topic} has {present} queues, and none of them can be taken away: "
-                f"ask for {present // handle.shards} per broker or more",
-            )
-
-        if present:
-            more = partial(add_queues, handle, topic, queues, break_key_order=True)
-            await self._shards.in_thread(more)
-        else:
-            made = partial(create_topic, handle, topic, queues=queues, compacted=is_compacted)
-            await self._shards.in_thread(made)
+        made = partial(_make, handle, topic, wanted * handle.shards, is_compacted=is_compacted)
+        await self._shards.in_thread(made)
         self._shards.forget_topic(topic)
         return answer(request, ResponseCode.SUCCESS)
 
@@ -170,15 +153,38 @@ class TopicAdminProcessor:
     ) -> RemotingCommand:
         """Delete a topic on every shard. Tools ask each broker: the second one finds nothing."""
         topic = RequestFields(request).text("topic")
-        if topic in await self._shards.topics():
-            try:
-                await self._shards.in_thread(delete_topic, self._shards.handle, topic)
-            except Rejected:
-                # Another broker's request was quicker.
-                if topic in await self._shards.topics():
-                    raise
+        try:
+            # Also if the first shard does not have it: a deletion may have ended between two shards.
+            await self._shards.in_thread(delete_topic, self._shards.handle, topic)
+        except Rejected:
+            if topic in await self._shards.topics():
+                raise
         self._shards.forget_topic(topic)
         return answer(request, ResponseCode.SUCCESS)
+
+
+def _make(handle: ClusterHandle, topic: str, queues: int, *, is_compacted: bool) -> None:
+    """Make a topic, or give it more queues. Raises: Refused, RayMQError."""
+    known = [handle.call(shard, "topics", {}) for shard in range(handle.shards)]
+    facts: dict[str, Any] = next((each[topic] for each in known if topic in each), {})
+    if facts and is_compacted and not facts.get("compacted"):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"topic {topic} exists, and cannot be compacted any more"
+        )
+    present = int(facts.get("queues", 0))
+    if present > queues:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"topic {topic} has {present} queues, and none of them can be taken away: "
+            f"ask for {present // handle.shards} per broker or more",
+        )
+
+    if not all(topic in each for each in known):
+        # A new one, or one of which an earlier request has ended between two shards.
+        compacted = bool(facts.get("compacted", is_compacted))
+        create_topic(handle, topic, queues=present or queues, compacted=compacted)
+    if present:
+        add_queues(handle, topic, queues, break_key_order=True)
 
 
 async def _nothing(connection: ClientConnection, request: RemotingCommand) -> RemotingCommand:

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from raymq.store.base.clock import Clock
+
 from .connection import ClientConnection
 
 Key = TypeVar("Key")
@@ -70,6 +72,8 @@ class GroupClient(NamedTuple):
     connection: ClientConnection
     #: None: a producer
     facts: ConsumerFacts | None
+    #: when the first heartbeat came, ms since 1970
+    since_ms: int = 0
 
     @property
     def is_sharing(self) -> bool:
@@ -105,10 +109,12 @@ class ClientTable:
             member = GroupClient(client_id, connection, None)
             self._producers.setdefault(group, {})[client_id, connection.shard] = member
         changed = set()
+        now_ms = Clock().now_ms()
         for facts in consumers:
             members = self._consumers.setdefault(facts.group, {})
             known = members.get(client_id)
-            members[client_id] = GroupClient(client_id, connection, facts)
+            since_ms = now_ms if known is None else known.since_ms
+            members[client_id] = GroupClient(client_id, connection, facts, since_ms)
             topics = None if known is None or known.facts is None else known.facts.subscriptions
             if topics is None or topics.keys() != facts.subscriptions.keys():
                 changed.add(facts.group)
@@ -159,13 +165,9 @@ class ClientTable:
         """The id of the client of a connection; empty: it has sent no heartbeat."""
         return self._client_ids.get(connection, "")
 
-    def sharing(self, group: str) -> list[str]:
-        """The ids of a group's consumers that share its queues and its offsets."""
-        return sorted(
-            client_id
-            for client_id, each in self._consumers.get(group, {}).items()
-            if each.is_sharing
-        )
+    def sharing(self, group: str) -> list[GroupClient]:
+        """A group's consumers that share its queues and its offsets, by client id."""
+        return [each for each in self.consumers(group) if each.is_sharing]
 
     def is_sharing(self, group: str, connection: ClientConnection) -> bool:
         """Whether the client of a connection is such a consumer of the group."""

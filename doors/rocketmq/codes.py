@@ -170,6 +170,22 @@ class Language(IntEnum):
     NODE_JS = 13
 
 
+def version_name(number: int) -> str:
+    """The version that a number in a command stands for, such as "5.3.3"; or the number.
+
+    Each version from 4.0.0 on has two numbers: of its snapshots, and of itself.
+    """
+    place = number - _V4_0_0
+    if not 0 <= place < 2 * 600:
+        return str(number)
+    release = place // 2 if place % 2 == 0 else place // 2 + 1
+    name = f"{4 + release // 100}.{release // 10 % 10}.{release % 10}"
+    return name if place % 2 == 0 else f"{name}-SNAPSHOT"
+
+
+_V4_0_0 = 213
+
+
 class MQVersion(IntEnum):
     """The versions that make a difference to a server. Every command carries that of its sender."""
 

@@ -46,6 +46,9 @@ class FrameReceiver(Protocol):
     def held_more(self, size: int) -> None:
         """The answers that a connection holds have become more, by so many bytes; or fewer."""
 
+    def misbehaved(self, connection: ClientConnection, error: Malformed) -> None:
+        """A connection is closed: it has sent what the protocol does not allow."""
+
     def closed(self, connection: ClientConnection) -> None:
         """A connection has ended."""
 
@@ -176,7 +179,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._take_frames()
         except Malformed as error:
-            logger.warning("the connection from %r is closed: %s", self, error)
+            self._receiver.misbehaved(self, error)
             self.close()
         if not self._is_waiting and not self._is_full and not self.is_closed:
             self._open_transport.resume_reading()

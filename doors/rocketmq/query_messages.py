@@ -9,7 +9,7 @@ from base64 import b64decode
 from typing import Any
 
 from raymq.store.base import format as fmt
-from raymq.store.base.errors import OffsetOutOfRange
+from raymq.store.base.errors import OffsetOutOfRange, Rejected
 
 from .answers import Refused
 from .codes import RequestCode, ResponseCode
@@ -18,7 +18,7 @@ from .connection import ClientConnection
 from .request_fields import RequestFields
 from .send_message import shard_named
 from .shards import Shards
-from .stored_record import as_of_broker, read_record
+from .stored_record import as_of_broker, read_record, store_host, with_store_host
 from .topology import BrokerTable, broker_name
 
 #: messages of one answer. Source: defaultQueryMaxNum is 32, and tools ask for 64
@@ -51,6 +51,30 @@ class RecordReader:
                 f"no message begins at {physical_offset} of the log of {broker_name(shard)}, or it was deleted",
             )
         return record
+
+    async def by_id(self, shard: int, topic: str, message_id: str) -> bytes | None:
+        """The record of a topic that a message id names by its place in the log; None: it is none of this shard.
+
+        Raises: RayMQError.
+        """
+        try:
+            _, offset = fmt.parse_message_id(message_id)
+        except Rejected:
+            return None
+        asked = {"physical_offset": max(offset, 0)}
+        place = await self._shards.call(shard, "place_of_record", asked)
+        if not place or offset < 0 or place["topic"] != topic:
+            return None
+        stored = await read_record(self._shards, shard, topic, place["queue_id"], place["offset"])
+        if stored is None:
+            return None
+
+        # The id is of the record as it was stored, or as this server has shown it.
+        host = bytes.fromhex(message_id)[:-8]
+        shown = await self.of(shard, topic, place["queue_id"], place["offset"], stored)
+        if shown is None or host not in (store_host(stored), store_host(shown)):
+            return None
+        return with_store_host(shown, host)
 
     async def of(
         self, shard: int, topic: str, queue_id: int, offset: int, record: bytes | None = None
@@ -118,6 +142,10 @@ class QueryMessageProcessor:
             left_bytes -= len(record or b"")
             if record and (left_bytes >= 0 or not records):
                 records.append(record)
+        if not records and asked["is_unique"]:
+            # Tools look for all ids so. Messages of RayMQ's producers have no other one than their place.
+            by_id = await self._records.by_id(shard, topic, str(asked["key"]))
+            records += [] if by_id is None else [by_id]
         if not records:
             raise Refused(
                 ResponseCode.QUERY_NOT_FOUND, f"no message of {topic} has the key {asked['key']!r}"

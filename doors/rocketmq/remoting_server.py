@@ -19,6 +19,8 @@ from .answers import Refused, remark_of, response_code
 from .codes import RequestCode, ResponseCode
 from .command import RemotingCommand, answer
 from .connection import ClientConnection, FrameMemory
+from .limited_warnings import LimitedWarnings
+from .malformed import Malformed
 from .processors import ProcessorEntry, ProcessorTable
 
 logger = logging.getLogger("raymq.rocketmq")
@@ -74,8 +76,12 @@ class RemotingServer:
         self._on_closed = on_closed
         self._tls = tls
         self._takes_plain = takes_plain
+
         self.counts = ServerCounts(Counter(), Counter())
         self._clock = clock
+        self._malformed = LimitedWarnings(clock)
+        self._full = LimitedWarnings(clock)
+        self._untaken = LimitedWarnings(clock)
         self.memory = FrameMemory(RECEIVE_MEMORY_BYTES)
         self.connections: set[ClientConnection] = set()
         #: bytes of answers that all connections hold, or held when they were looked at
@@ -130,7 +136,7 @@ class RemotingServer:
                 accepted, _ = await loop.sock_accept(listener)
             except OSError as error:
                 # Too many open files, for example: the next one may be taken.
-                logger.warning("a connection could not be taken: %s", error)
+                self._untaken.note(f"a connection could not be taken: {error}")
                 await asyncio.sleep(0.1)
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -161,6 +167,8 @@ class RemotingServer:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._clock()
+            for warnings in (self._malformed, self._full, self._untaken):
+                warnings.say_left()
             for connection in list(self.connections):
                 is_idle = now_s - connection.heard_s > IDLE_S
                 if is_idle or connection.is_stuck(now_s) or connection.holds_up(now_s):
@@ -186,9 +194,13 @@ class RemotingServer:
         for connection in sorted(held, key=lambda each: -held[each]):
             if total <= ANSWER_MEMORY_BYTES:
                 break
-            logger.warning("the connection from %r is closed: it takes no answers", connection)
+            self._full.note(f"the connection from {connection!r} is closed: it takes no answers")
             connection.abort()
             total -= held[connection]
+
+    def misbehaved(self, connection: ClientConnection, error: Malformed) -> None:
+        """See `FrameReceiver`."""
+        self._malformed.note(f"the connection from {connection!r} is closed: {error}")
 
     def closed(self, connection: ClientConnection) -> None:
         """See `FrameReceiver`."""

@@ -12,16 +12,23 @@ import contextlib
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.format import check_group_name
-from raymq.store.groups.foreign_members import CLIENTS_SHOWN_MAX, FOREIGN_GROUPS_MAX
+from raymq.store.groups.foreign_members import (
+    CLIENT_CHARS_MAX,
+    FOREIGN_CLIENTS_MAX,
+    FOREIGN_GROUPS_MAX,
+    ForeignClient,
+)
 
 from .answers import Refused
-from .client_table import ClientTable
-from .codes import ResponseCode
+from .client_table import ClientTable, GroupClient
+from .codes import ResponseCode, version_name
 from .connection import ClientConnection
+from .offset_resets import notify_reset
 from .shards import Shards
 
 logger = logging.getLogger("raymq.rocketmq")
@@ -37,6 +44,10 @@ GATHER_S = 0.02
 FIRST_WORD_S = 0.5
 #: how long one call may take
 CALL_S = 2.5
+#: clients of all groups that one call names, if it names more than one group
+CALL_CLIENTS_MAX = 1_000
+#: resets of offsets that are remembered, so that clients hear of each one once
+RESETS_MAX = 1_000
 
 
 class SharedGroups:
@@ -61,6 +72,8 @@ class SharedGroups:
         self._asked: dict[str, asyncio.Event] = {}
         self._changed: set[str] = set()
         self._wakeup = asyncio.Event()
+        #: group and number of the resets that clients have heard of, the newest one last
+        self._heard: dict[tuple[str, int], None] = {}
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -132,9 +145,9 @@ class SharedGroups:
                         asked.set()
 
     async def _tell(self, groups: set[str]) -> None:
-        found = {each: self._clients.sharing(each)[:CLIENTS_SHOWN_MAX] for each in groups}
+        found = {each: self._clients.sharing(each)[:FOREIGN_CLIENTS_MAX] for each in groups}
         words = {
-            group: clients
+            group: [_client(each) for each in clients]
             for group, clients in found.items()
             if (clients or group in self._tracked) and _is_name(group)
         }
@@ -148,17 +161,22 @@ class SharedGroups:
         except RayMQError as error:
             logger.info("coordinators of groups: %s", error)
 
+        sizes = {group: len(clients) for group, clients in words.items()}
         parts = [
-            (shard, of_shard[at : at + FOREIGN_GROUPS_MAX])
+            (shard, part)
             for shard, of_shard in by_shard.items()
-            for at in range(0, len(of_shard), FOREIGN_GROUPS_MAX)
+            for part in _parts(of_shard, sizes)
         ]
         tasks = (self._ask(shard, {each: words[each] for each in part}) for shard, part in parts)
         await asyncio.gather(*tasks)
 
-    async def _ask(self, shard: int, words: Mapping[str, list[str]]) -> None:
+    async def _ask(self, shard: int, words: Mapping[str, list[ForeignClient]]) -> None:
         """Tell one coordinator, and note what it answers. If it does not, all stays as it was."""
-        arguments = {"protocol": PROTOCOL, "server": self._server, "groups": words}
+        arguments = {
+            "protocol": PROTOCOL,
+            "server": self._server,
+            "groups": {group: [list(each) for each in clients] for group, clients in words.items()},
+        }
         try:
             found = await self._shards.call(shard, "note_foreign_members", arguments, CALL_S)
         except RayMQError as error:
@@ -183,6 +201,64 @@ class SharedGroups:
                 freed.add(group)
         if freed:
             self._on_free(freed)
+        for reset in found["resets"]:
+            await self._notify(reset)
+
+    async def _notify(self, reset: Mapping[str, Any]) -> None:
+        """Let clients of a group go on at the offsets that an operator has set, once."""
+        group, wanted = str(reset["group"]), set(reset["clients"])
+        key = group, int(reset["number"])
+        if key in self._heard:
+            return
+        self._heard[key] = None
+        if len(self._heard) > RESETS_MAX:
+            del self._heard[next(iter(self._heard))]
+
+        members = [each for each in self._clients.consumers(group) if _shown_id(each) in wanted]
+        for topic, offsets in reset["offsets"].items():
+            try:
+                queues = await self._shards.topic(topic)
+            except RayMQError as error:
+                logger.warning("a reset of group %s: %s", group, error)
+                continue
+            for shard, own in queues.by_shard.items():
+                mine = {each: int(offsets[str(each)]) for each in own if str(each) in offsets}
+                if mine:
+                    notify_reset(
+                        members, group, queues, shard, mine, time_text="0", is_forced="true"
+                    )
+        logger.info("%d clients of group %s hear of an operator's offsets", len(members), group)
+
+
+def _shown_id(member: GroupClient) -> str:
+    """The id of a client as coordinators take it: a client says of itself what it likes."""
+    return member.client_id[:CLIENT_CHARS_MAX] or "?"
+
+
+def _client(member: GroupClient) -> ForeignClient:
+    connection = member.connection
+    return ForeignClient(
+        _shown_id(member),
+        repr(connection),
+        str(connection.language)[:CLIENT_CHARS_MAX],
+        version_name(connection.version),
+        member.since_ms,
+    )
+
+
+def _parts(groups: list[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """The groups in parts that one call can name."""
+    part: list[str] = []
+    clients = 0
+    for group in groups:
+        is_full = clients + sizes[group] > CALL_CLIENTS_MAX or len(part) == FOREIGN_GROUPS_MAX
+        if part and is_full:
+            yield part
+            part, clients = [], 0
+        part.append(group)
+        clients += sizes[group]
+    if part:
+        yield part
 
 
 def _is_name(group: str) -> bool:

@@ -65,12 +65,28 @@ def as_of_broker(
     """
     changed = bytearray(record)
     _INT.pack_into(changed, fmt.QUEUE_ID_AT, queues.number(queue_id))
-    (sys_flag,) = _INT.unpack_from(changed, fmt.SYS_FLAG_AT)
+    place = _store_host_at(record)
+    host = b"" if address is None else fmt.pack_host(address.host, address.port)
+    if len(host) == place.stop - place.start:
+        changed[place] = host
+    return bytes(changed)
+
+
+def store_host(record: bytes) -> bytes:
+    """The store host of a record, which message ids begin with."""
+    return record[_store_host_at(record)]
+
+
+def with_store_host(record: bytes, host: bytes) -> bytes:
+    """A record with another store host, of the same length."""
+    changed = bytearray(record)
+    changed[_store_host_at(record)] = host
+    return bytes(changed)
+
+
+def _store_host_at(record: bytes) -> slice:
+    (sys_flag,) = _INT.unpack_from(record, fmt.SYS_FLAG_AT)
     at = fmt.STORE_TIME_AT + 8
     if sys_flag & fmt.SYS_BORN_HOST_V6:
         at += fmt.IPV6_EXTRA_BYTES
-    host = b"" if address is None else fmt.pack_host(address.host, address.port)
-    size = fmt.HOST_BYTES[bool(sys_flag & fmt.SYS_STORE_HOST_V6)]
-    if len(host) == size:
-        changed[at : at + size] = host
-    return bytes(changed)
+    return slice(at, at + fmt.HOST_BYTES[bool(sys_flag & fmt.SYS_STORE_HOST_V6)])

@@ -222,7 +222,9 @@ class Coordinator:
         return found
 
     def describe(self, name: str, now_ms: int) -> dict[str, Any]:
-        """What a group consists of now, for people: its kind, its members, and the owner of each queue."""
+        """What a group consists of now, for people: its kind, its members, its clients of other protocols, and the
+        member that has each queue.
+        """
         group = self._table.groups.get(name, Group())
         sessions = self.sessions(name)
         members, queues = [], []
@@ -257,12 +259,17 @@ class Coordinator:
         filters = {
             topic: list(each[1:]) for topic, each in group.facts.filters.items() if each.kind
         }
+        clients = [
+            {"protocol": protocol, **each._asdict()}
+            for protocol, each in self.foreign.clients(name, now_ms)
+        ]
         return {
             "kind": group.facts.kind,
             "paused": group.facts.is_paused,
             "filters": filters,
             "topics": sorted(name for name in group.facts.filters if "*" not in name),
             "members": members,
+            "clients": clients,
             "queues": queues,
         }
 

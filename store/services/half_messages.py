@@ -145,6 +145,15 @@ class HalfMessages:
         """How many are open, as far as `load` has read them."""
         return len(self._open)
 
+    @property
+    def oldest_ms(self) -> int:
+        """How long ago the oldest open one was stored; 0: none is open."""
+        # A list at once: calls of producers change it meanwhile.
+        oldest = next(iter(list(self._open.values())), None)
+        if oldest is None:
+            return 0
+        return max(0, self._service.stored_ago_ms(oldest.store_time_ms))
+
     def load(self) -> None:
         """Find the half messages that are open. To be called before all others.
 

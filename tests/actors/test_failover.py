@@ -694,7 +694,9 @@ QUESTIONS = {
     "known_producers": {"producer_ids": [7]},
     "lock_queues": {"group": "g", "topic": "t", "client": "c", "queues": [0]},
     "unlock_queues": {"group": "g", "topic": "t", "client": "c", "queues": [0]},
-    "note_foreign_members": {"protocol": "p", "server": "s", "groups": {"g": ["c"]}},
+    "note_foreign_members": {"protocol": "p", "server": "s", "groups": {}},
+    "notify_reset": {"group": "g", "number": 1, "offsets": {}},
+    "queue_locks": {"group": "g", "topic": "t"},
 }
 
 

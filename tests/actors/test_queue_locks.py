@@ -11,7 +11,7 @@ from raymq.actors.leader import lock_times
 from raymq.actors.leader.lock_times import LOCK_EXPIRY_MS, LockTimes
 from raymq.actors.server.ray.ray_methods import RayMethods
 from raymq.store.base.errors import Rejected, TopicMissing
-from raymq.store.groups.foreign_members import FOREIGN_HOLD_MS, ForeignMembers
+from raymq.store.groups.foreign_members import FOREIGN_HOLD_MS, ForeignClient, ForeignMembers
 from tests.actors.test_commit_log_host import Shard
 from tests.actors.test_group_service import GROUP, TOPIC, committed, member_of, put_messages, reopen
 from tests.support.clock import ManualClock
@@ -211,8 +211,12 @@ def test_the_methods_of_the_actor_take_locks_too(shard: Shard) -> None:
     found = methods.call("c", "lock_queues", {**asked, **taken})
     assert found == {"locked": [0], "free": []}
     assert methods.call("c", "unlock_queues", asked) == {}
-    word = {"protocol": "RocketMQ", "server": "s", "groups": {GROUP: ["a"]}}
-    assert methods.call("c", "note_foreign_members", word) == {"with_members": {}}
+    assert methods.call("c", "queue_locks", {"group": GROUP, "topic": TOPIC}) == {}
+    word = {"protocol": "RocketMQ", "server": "s", "groups": {GROUP: [list(foreign_client("a"))]}}
+    found = methods.call("c", "note_foreign_members", word)
+    assert found == {"with_members": {}, "resets": []}
+    reset = {"group": GROUP, "number": 2, "offsets": {TOPIC: {"0": 1}}}
+    assert methods.call("c", "notify_reset", reset) == {"clients": ["a"]}
 
 
 def test_times_of_locks_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +248,18 @@ def test_an_unused_group_with_a_lock_that_is_over_is_forgotten(shard: Shard) -> 
 # --- clients of RocketMQ in groups ----------------------------------------------------------------
 
 
+def foreign_client(name: str, since_ms: int = 0) -> ForeignClient:
+    return ForeignClient(name, "10.0.0.1:5000", "JAVA", "5.3.3", since_ms)
+
+
+def word_of(shard: Shard, clients: list[str], server: str = "s") -> Any:
+    groups = {GROUP: [list(foreign_client(each)) for each in clients], "other": []}
+    word = {"protocol": "RocketMQ", "server": server, "groups": groups}
+    return shard.host.call("note_foreign_members", word)
+
+
 def note(shard: Shard, clients: list[str], server: str = "s") -> Any:
-    word = {"protocol": "RocketMQ", "server": server, "groups": {GROUP: clients, "other": []}}
-    return shard.host.call("note_foreign_members", word)["with_members"]
+    return word_of(shard, clients, server)["with_members"]
 
 
 def test_a_member_does_not_join_clients_of_rocketmq(shard: Shard) -> None:
@@ -279,10 +292,54 @@ def test_members_that_were_first_stay_and_are_named(shard: Shard) -> None:
     assert "RocketMQ" in member_of(shard).beat()["error"]["message"]
 
 
+def test_a_group_is_described_with_its_clients_of_rocketmq_and_their_locks(shard: Shard) -> None:
+    clock = with_clock(shard)
+    note(shard, ["a", "b"])
+    note(shard, ["b", "c"], "another server")
+    assert take(shard, "a", [1]) == [1]
+    clock.advance(2_500)
+    assert take(shard, "b", [2]) == [2]
+    described = shard.host.call("describe_group", {"group": GROUP})["clients"]
+    assert [each["client"] for each in described] == ["a", "b", "c"]
+    assert described[0] == {"protocol": "RocketMQ", **foreign_client("a")._asdict()}
+    assert shard.host.call("groups", {})["clients"] == {GROUP: 3}
+    asked = {"group": GROUP, "topic": TOPIC}
+    assert shard.host.call("queue_locks", asked) == {"1": ["a", 2_500], "2": ["b", 0]}
+    # A lock that is over keeps nobody away, and is not shown.
+    clock.advance(LOCK_EXPIRY_MS - 2_500)
+    assert shard.host.call("queue_locks", asked) == {"2": ["b", LOCK_EXPIRY_MS - 2_500]}
+
+
+def test_each_client_hears_of_a_reset_from_one_server(shard: Shard) -> None:
+    word_of(shard, ["a", "b"])
+    word_of(shard, ["b", "c"], "another server")
+    reset = {"group": GROUP, "number": 7, "offsets": {TOPIC: {"0": 1, "3": 0}}}
+    assert shard.host.call("notify_reset", reset) == {"clients": ["a", "b", "c"]}
+    # An answer may be lost, so that the next one has it too.
+    for _ in range(2):
+        own = [word_of(shard, [], each)["resets"] for each in ("s", "another server", "a third")]
+        assert own[2] == []
+        assert [[{**each, "clients": []} for each in found] for found in own[:2]] == [
+            [{**reset, "clients": []}]
+        ] * 2
+        assert sorted(own[0][0]["clients"] + own[1][0]["clients"]) == ["a", "b", "c"]
+
+
+def test_resets_are_forgotten_with_time() -> None:
+    foreign = ForeignMembers()
+    foreign.note("RocketMQ", "s", {"g": [foreign_client("a")]}, 0)
+    assert foreign.note_reset("g", 1, {"t": {0: 0}}, 10) == ["a"]
+    assert foreign.note_reset("h", 1, {"t": {0: 0}}, 10) == []
+    assert len(foreign.resets("s", FOREIGN_HOLD_MS)) == 1
+    foreign.note("RocketMQ", "another server", {}, 2 * FOREIGN_HOLD_MS)
+    assert foreign._resets == {}
+
+
 def test_the_word_of_a_server_holds_for_a_while() -> None:
     foreign = ForeignMembers()
-    foreign.note("RocketMQ", "s", {"g": ["a"], "h": ["a"]}, 0)
-    foreign.note("RocketMQ", "s", {"g": ["a"]}, 10_000)
+    clients = [foreign_client("a")]
+    foreign.note("RocketMQ", "s", {"g": clients, "h": clients}, 0)
+    foreign.note("RocketMQ", "s", {"g": clients}, 10_000)
     foreign.check_join("h", FOREIGN_HOLD_MS)
     with pytest.raises(Rejected):
         foreign.check_join("g", FOREIGN_HOLD_MS)

@@ -168,8 +168,25 @@ def locks(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "note_foreign_members", {**word, "server": wrong}, "server"
         yield "note_foreign_members", {**word, "groups": {"g": [wrong]}}, "groups"
     yield "note_foreign_members", {**word, "groups": wrong}, "groups"
-    yield "note_foreign_members", {**word, "groups": {"g": ["c"] * 6}}, "groups"
-    yield "note_foreign_members", {**word, "groups": {"no group!": ["c"]}}, "group"
+    client = ["c", "10.0.0.1:5", "JAVA", "5.3.3", 0]
+    if type(wrong) is not str:
+        for place in range(4):
+            bad = [*client[:place], wrong, *client[place + 1 :]]
+            yield "note_foreign_members", {**word, "groups": {"g": [bad]}}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"g": [["", *client[1:]]]}}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"g": [client[:4]]}}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"g": [[*client[:4], -1]]}}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"g": [["c" * 256, *client[1:]]]}}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"g": [client] * 1_001}}, "groups"
+    yield "note_foreign_members", {**word, "groups": {"no group!": [client]}}, "group"
+    reset = {"group": "g", "number": 1, "offsets": {"t": {"0": 1}}}
+    yield "notify_reset", {**reset, "offsets": wrong}, "offsets"
+    yield "notify_reset", {**reset, "offsets": {"t": wrong}}, "offsets"
+    yield "notify_reset", {**reset, "number": 0}, "number"
+    if wrong != "1":
+        yield "notify_reset", {**reset, "group": wrong}, "group"
+        yield "queue_locks", {"group": wrong, "topic": "t"}, "group"
+        yield "queue_locks", {"group": "g", "topic": wrong}, "topic"
 
 
 def transactions(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

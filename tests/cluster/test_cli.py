@@ -520,7 +520,8 @@ def test_status_exits_by_the_clusters_state(state: str, code: int, terminal: Ter
 
 
 def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Terminal) -> None:
-    terminal.cluster.shard_facts = LEADER
+    halves = {"open_half_messages": 3, "oldest_half_message_seconds": 1_200}
+    terminal.cluster.shard_facts = {**LEADER, "metrics": {**LEADER["metrics"], **halves}}
     assert terminal.run("status") == 0
     assert terminal.out.decode().splitlines() == [
         "cluster orders: RUNNING",
@@ -535,6 +536,7 @@ def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Term
         "  disk       3 MiB used, 5.0 GiB free",
         "  lag        topic t, group billing: 4 messages, 1,200 s; replication: 2.0 KiB",
         "  groups     1 with 2 members",
+        "  halves     shard 0: 3 open, the oldest of 1,200 s ago",
     ]
 
 

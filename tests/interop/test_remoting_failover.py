@@ -6,7 +6,6 @@ it. One whose answer is not known is there once at most: the client does not rep
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import threading
 from collections import Counter
@@ -16,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import tier
+from tests.support.java_kills import door_pid, kill
 from tests.support.oracle import JAVA_OPTIONS, SOURCES, Program
 from tests.support.ports import free_port
 from tests.support.replicated_shard import (
     ReplicatedShard,
-    Target,
     pause,
     started_shard,
     wait_for_leader,
@@ -112,26 +111,6 @@ def load(program: Program, tmp_path: Path, shard: ReplicatedShard, port: int) ->
         yield load
     finally:
         load.close()
-
-
-def door_pid(shard: ReplicatedShard, replica: int) -> int:
-    """The process of the server beside a replica."""
-    found: list[int] = []
-
-    def look() -> None:
-        rows = shard.cluster.doors().get("rocketmq", [])
-        found[:] = [row["pid"] for row in rows if row["replica"] == replica]
-        if not found:
-            pause()
-
-    until(lambda: bool(found), look)
-    return found[0]
-
-
-def kill(pid: int) -> None:
-    with Target(pid) as target:
-        target.send(signal.SIGKILL)
-        until(target.ended, pause)
 
 
 def test_no_answer_to_the_java_client_is_broken_by_kills(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
+from raymq.store.base.errors import Rejected
 from tests.support.oracle import JAVA_OPTIONS, SOURCES, Program
 from tests.support.served_shard import ServedCluster
 from tests.support.waiting import until
@@ -265,6 +266,27 @@ def test_the_commands_of_mqadmin_reset_offsets_and_delete(served: Any) -> None:
     (deleted,) = tools.mqadmin("deleteTopic -c served -t gone")
     assert deleted.count("success") == 2
     assert not {"gone", "%RETRY%idle"} & cluster.topics().keys()
+
+
+def test_consumers_that_run_go_on_where_raymq_has_set_their_group(served: Any) -> None:
+    tools, cluster, name = served.tools, served.cluster, "setback"
+    cluster.create_topic(name, queues=2)
+    with cluster.producer() as producer:
+        for number in range(10):
+            producer.send(name, b"%s-%d" % (name.encode(), number), queue_id=number % 2).result(30)
+    tools.ask("consume", name, name, f"{name}-consumer")
+
+    def received() -> list[int]:
+        # It also lets consumers commit where they are.
+        return [count for body, count in tools.ask("received").items() if body.startswith(name)]
+
+    until(lambda: received() == [1] * 10, pause)
+    until(lambda: len(cluster.describe_group(name)["clients"]) == 1, pause)
+    with pytest.raises(Rejected, match="1 client"):
+        cluster.reset_group(name, 2)
+    cluster.reset_group(name, 2, force=True)
+    until(lambda: sorted(received()) == [1] * 4 + [2] * 6, pause)
+    until(lambda: _committed(cluster, name, name) == 10, pause)
 
 
 def test_the_calls_of_the_dashboard_show_and_change_what_the_stores_have(served: Any) -> None:

@@ -103,6 +103,19 @@ def test_a_message_that_is_sent_again_after_its_end_is_a_new_half_message(shop: 
     assert shop.prepare(UNIQ_KEY="u").offset == 1
 
 
+def test_how_old_the_oldest_open_one_is_is_known(shop: Shop) -> None:
+    assert shop.halves.oldest_ms == 0
+    first = shop.prepare()
+    shop.wait(5_000)
+    shop.prepare()
+    shop.wait(2_000)
+    assert shop.halves.oldest_ms == 7_000
+    shop.lose_leader()
+    assert shop.halves.oldest_ms == 7_000
+    shop.end(first.offset, "rollback")
+    assert shop.halves.oldest_ms == 2_000
+
+
 def test_messages_without_a_key_are_never_the_same(shop: Shop) -> None:
     assert shop.prepare().transaction_id != shop.prepare().transaction_id
     assert shop.halves.open_count == 2

@@ -11,12 +11,14 @@ from raymq.actors.api.group_arguments import (
     check_foreign_groups,
     check_member,
     check_queues,
+    check_reset,
 )
 from raymq.actors.api.operations import flag, integer, integers, operation, optional, text, unnamed
 from raymq.actors.leader.group_progress import GroupProgress
 from raymq.store.base.errors import RayMQError, to_wire
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.claims import Claim
+from raymq.store.groups.foreign_members import ForeignClient
 from raymq.store.groups.heartbeat import Beat, pack_answer
 from raymq.store.state.topics import QUEUES_MAX
 
@@ -108,19 +110,59 @@ def unlock_queues(
 
 
 def note_foreign_members(
-    leader: LeaderScope, protocol: str, server: str, groups: dict[str, list[str]]
+    leader: LeaderScope, protocol: str, server: str, groups: dict[str, list[ForeignClient]]
 ) -> dict[str, object]:
     """Take in which clients of another protocol consume in groups that this shard coordinates. It holds for 30 s.
 
-    Args: `server`: which one says so. `groups`: group -> some of its clients; none: there are none any more.
-    Returns: those of these groups that have members, each with some of their programs.
+    Args: `server`: which one says so. `groups`: group -> its clients; none: there are none any more.
+    Returns: those of these groups that have members, each with some of their programs; and offsets that operators have
+    set, which the server shall say to its clients. It gets the same ones for 30 s.
     """
     leader.check_serving()
-    return {"with_members": leader.groups.note_foreign(protocol, server, groups)}
+    with_members, resets = leader.groups.note_foreign(protocol, server, groups)
+    shown = [
+        {
+            "group": each.group,
+            "number": each.number,
+            "offsets": {
+                topic: {str(queue_id): offset for queue_id, offset in own.items()}
+                for topic, own in each.offsets.items()
+            },
+            "clients": list(each.clients),
+        }
+        for each in resets
+    ]
+    return {"with_members": with_members, "resets": shown}
+
+
+def notify_reset(
+    leader: LeaderScope, group: str, number: int, offsets: dict[str, dict[int, int]]
+) -> dict[str, object]:
+    """Let clients of other protocols in a group hear that its offsets were set.
+
+    Args: `number`: of `take_group_number`. Returns: their ids. They hear with the next word of their servers.
+    """
+    leader.check_serving()
+    check_group_name(group)
+    return {"clients": leader.groups.notify_reset(group, number, offsets)}
+
+
+def queue_locks(leader: LeaderScope, group: str, topic: str) -> dict[str, object]:
+    """Find the queues of this shard that clients of RocketMQ have locked, each with the client and the age in ms.
+
+    The age counts from when the lock was renewed last, or from when this leader began.
+    """
+    check_group_name(group)
+    topic_of(leader, topic)
+    found = leader.claims.locked(group, topic)
+    return {str(queue_id): list(each) for queue_id, each in found.items()}
 
 
 def groups(leader: LeaderScope) -> dict[str, object]:
-    """Find the groups that this shard coordinates, each with its number of members, and those with offsets here."""
+    """Find the groups that this shard coordinates, each with its number of members, and those with offsets here.
+
+    The clients of other protocols are counted by themselves.
+    """
     leader.await_check()
     with_offsets = {group for group, _ in list(leader.store.state.offsets)}
     # A file of RocketMQ may have paused a group that another shard coordinates.
@@ -132,6 +174,7 @@ def groups(leader: LeaderScope) -> dict[str, object]:
     }
     return {
         "coordinated": members,
+        "clients": leader.groups.foreign_counts(),
         "paused": [group for group in leader.groups.paused() if group in members],
         "with_offsets": sorted(with_offsets),
     }
@@ -258,6 +301,15 @@ OPERATIONS = {
         protocol=text(TEXT_CHARS_MAX),
         server=text(TEXT_CHARS_MAX),
         groups=unnamed(check_foreign_groups),
+    ),
+    "notify_reset": operation(
+        notify_reset,
+        group=call_arguments.check_name,
+        number=integer(1),
+        offsets=unnamed(check_reset),
+    ),
+    "queue_locks": operation(
+        queue_locks, group=call_arguments.check_name, topic=call_arguments.check_name
     ),
     "take_group_number": operation(
         take_group_number,

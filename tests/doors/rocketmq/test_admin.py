@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 import threading
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -468,6 +469,35 @@ def test_each_broker_answers_for_its_own_queues(
         assert wide.cluster.groups() == {}
 
 
+def test_a_topic_that_was_made_or_deleted_on_some_shards_only_is_completed(tmp_path) -> None:
+    with (
+        ServedCluster(tmp_path) as wide,
+        RocketMQServer(wide.cluster, access="open") as server,
+        RemotingClient(server.addresses[1]) as client,
+    ):
+        first, second = (partial(wide.cluster.call, shard) for shard in (0, 1))
+        # What is left of a request in whose middle the second shard, or the server, has ended.
+        first("create_topic", {"name": "half", "queues": 4, "shards": [0, 1]})
+        made = {"topic": "half", "perm": 6}
+        for count in (2, 3):
+            counts = {"readQueueNums": count, "writeQueueNums": count}
+            asked(client, RequestCode.UPDATE_AND_CREATE_TOPIC, **made, **counts)
+            for each in (first, second):
+                assert each("topics", {})["half"]["queues"] == 2 * count
+
+        first("delete_topic", {"name": "half"})
+        assert "half" in second("topics", {})
+        asked(client, RequestCode.DELETE_TOPIC_IN_BROKER, topic="half")
+        assert "half" not in second("topics", {})
+        # Another broker is asked, too.
+        asked(client, RequestCode.DELETE_TOPIC_IN_BROKER, topic="half")
+        asked(client, RequestCode.DELETE_TOPIC_IN_BROKER, topic="never")
+        asked(
+            client, RequestCode.UPDATE_AND_CREATE_TOPIC, **made, readQueueNums=1, writeQueueNums=1
+        )
+        assert second("topics", {})["half"]["queues"] == 2
+
+
 # --- messages -------------------------------------------------------------------------------------
 
 
@@ -502,6 +532,37 @@ def test_a_message_is_shown_by_its_place_in_the_log(client: RemotingClient, topi
     beside = client.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at + 1})
     assert beside.code == ResponseCode.SYSTEM_ERROR
     assert "no message begins" in (beside.remark or "")
+
+
+def test_a_message_without_an_id_of_its_client_is_found_by_its_place(
+    client: RemotingClient, shard: ServedShard, topic: str
+) -> None:
+    with shard.cluster.producer() as producer:
+        offset = producer.send(topic, b"ours", queue_id=1).result(30).offset
+    stored_id = shard.cluster.message(topic, 1, offset).message_id
+    shown = client.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": int(stored_id[16:], 16)})
+    shown_id = message_id_of(bytes(shown.body))
+    assert shown_id != stored_id
+    fields = {"topic": topic, "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**62}
+    unique = {**fields, "_UNIQUE_KEY_QUERY": "true"}
+    for message_id in (stored_id, shown_id):
+        found = client.call(RequestCode.QUERY_MESSAGE, {**unique, "key": message_id})
+        assert found.code == ResponseCode.SUCCESS, found.remark
+        # A client compares the id of what it gets.
+        assert message_id_of(bytes(found.body)) == message_id
+        assert bodies(records_of(found.body)) == [b"ours"]
+
+    shard.cluster.create_topic(f"{topic}-too", queues=1)
+    place, host = stored_id[16:], stored_id[:16]
+    for wrong in (
+        {**unique, "key": f"7F000002{host[8:]}{place}"},
+        {**unique, "key": f"{host}{int(place, 16) + 1:016X}"},
+        {**unique, "key": f"{host}{'F' * 16}"},
+        {**unique, "key": "no id"},
+        {**unique, "topic": f"{topic}-too", "key": stored_id},
+        {**fields, "key": stored_id},
+    ):
+        assert client.call(RequestCode.QUERY_MESSAGE, wrong).code == ResponseCode.QUERY_NOT_FOUND
 
 
 class ShardsThatSkip:
