@@ -29,7 +29,7 @@ admin_groups      groups for them
 offset_resets     offsets that operators have set, for connected consumers
 admin_clients     connected clients for them
 fetch_turns       gathers reads of many pulls into fetches
-queue_read_ahead        reads the messages of several pulls at a time
+queue_read_ahead  reads the messages of several pulls at a time
 arrivals          wakes pulls that wait
 client_manage     heartbeats, members of groups, notifications
 shared_groups     groups in which both kinds of client want to consume
