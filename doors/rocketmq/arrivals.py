@@ -10,27 +10,29 @@ class Arrival:
 
     def __init__(self) -> None:
         self._has_come = False
-        self._waiting: set[asyncio.Future[bool]] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     async def within(self, timeout_s: float) -> bool:
         """Wait for it. Returns: whether it came in time."""
         if self._has_come:
             return True
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[bool] = loop.create_future()
+        woken: asyncio.Future[None] = loop.create_future()
         self._waiting.add(woken)
-        timer = loop.call_later(timeout_s, _wake, woken, False)
+        timer = loop.call_later(timeout_s, _end, woken)
         try:
-            return await woken
+            await woken
+            # It may have come in the turn of the loop in which the time was up.
+            return self._has_come
         finally:
             timer.cancel()
             self._waiting.discard(woken)
 
-    def come(self) -> None:
-        """Wake all that wait for it."""
+    def wake(self) -> None:
+        """Wake all that wait for it: it has come."""
         self._has_come = True
         for woken in self._waiting:
-            _wake(woken, True)
+            _end(woken)
 
 
 class Arrivals:
@@ -51,9 +53,9 @@ class Arrivals:
         """Messages have arrived in a queue."""
         found = self._waiting.pop((topic, queue_id), None)
         if found is not None:
-            found.come()
+            found.wake()
 
 
-def _wake(woken: asyncio.Future[bool], has_come: bool) -> None:
-    if not woken.done():
-        woken.set_result(has_come)
+def _end(wait: asyncio.Future[None]) -> None:
+    if not wait.done():
+        wait.set_result(None)

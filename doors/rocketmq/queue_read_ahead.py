@@ -148,6 +148,11 @@ class QueueReadAhead:
         while len(self._behind) > BEHIND_MAX:
             self._behind.popitem(last=False)
 
+    def forget_topic(self, topic: str) -> None:
+        """Drop what is kept of a topic: it has changed, or has gone."""
+        for key in [key for key in self._kept if key.topic == topic]:
+            self._drop(key)
+
     def _forget_all(self) -> None:
         self._kept.clear()
         self._behind.clear()

@@ -72,6 +72,8 @@ class Shards:
         self._fetches: dict[int, _FetchPool] = {}
         self._tool_fetches: dict[int, _FetchPool] = {}
         self._reads: dict[int, _Reads] = {}
+        #: also those of `for_tools`
+        self._all_reads = [self._reads]
         self._topics: dict[str, BrokerQueues] = {}
         self._look_ups: dict[str, asyncio.Task[TopicRoute]] = {}
         self._looks: set[asyncio.Task[None]] = set()
@@ -85,6 +87,7 @@ class Shards:
         shared._calls = self._tool_calls
         # A tool may read each queue of a topic. Pulls do not wait for that.
         shared._fetches, shared._reads = self._tool_fetches, {}
+        self._all_reads.append(shared._reads)
         return shared
 
     @property
@@ -154,6 +157,9 @@ class Shards:
     def forget_topic(self, name: str) -> None:
         """Look a topic up again when it is needed next: it has changed, or has gone."""
         self._routes.topics.forget([name])
+        for reads in self._all_reads:
+            for each in reads.values():
+                each.ahead.forget_topic(name)
 
     async def create_retry_topic(self, name: str) -> None:
         """Make a topic with a queue on each shard, unless there is one. Raises: RayMQError."""

@@ -68,7 +68,54 @@ def test_what_is_not_alike_is_fetched_apart() -> None:
 def test_two_pulls_of_one_queue_get_the_same() -> None:
     shard = Shard(0)
     assert read_all(shard, wish(0), wish(0)) == [part_of(0), part_of(0)]
-    assert len(shard.fetches) == 2
+    assert len(shard.fetches) == 1
+
+
+def test_two_pulls_of_one_queue_from_two_offsets_are_fetched_beside_each_other() -> None:
+    shard = Shard(0)
+    later = wish(0)._replace(offsets={0: 9})
+    assert read_all(shard, wish(0), later) == [part_of(0), part_of(0)]
+    assert [each.offsets for each in shard.fetches] == [{0: 7}, {0: 9}]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 50])
+def test_reads_with_a_filter_of_queues_that_have_nothing_end(wait_ms: int) -> None:
+    """Such a fetch may have ended before it looked at a queue, so each of them is looked at once more, alone."""
+    shard = Shard()
+    wishes = [
+        wish(queue_id, wanted=MessageSelector("TAG", "a"))._replace(wait_ms=wait_ms)
+        for queue_id in range(3)
+    ]
+    assert read_all(shard, *wishes) == [None, None, None]
+    assert [list(each.offsets) for each in shard.fetches] == [[0, 1, 2], [0], [1], [2]]
+
+
+def test_a_read_of_an_idle_queue_waits_for_two_fetches_at_most() -> None:
+    shard = Shard(1)
+
+    async def run() -> None:
+        turns = FetchTurns(shard.fetch, asyncio.get_running_loop())
+        idle = asyncio.ensure_future(turns.read(wish(0)))
+        while not idle.done():
+            await turns.read(wish(1))
+        assert await idle is None
+
+    asyncio.run(run())
+    assert sum(0 in each.offsets for each in shard.fetches) == 2
+
+
+def test_what_nothing_waits_for_is_not_fetched() -> None:
+    shard = Shard(0)
+
+    async def run() -> None:
+        turns = FetchTurns(shard.fetch, asyncio.get_running_loop())
+        left = asyncio.ensure_future(turns.read(wish(1)))
+        await asyncio.sleep(0)
+        left.cancel()
+        await turns.read(wish(0, "other"))
+
+    asyncio.run(run())
+    assert [each.topic for each in shard.fetches] == ["other"]
 
 
 def test_a_fetch_has_a_limit() -> None:

@@ -23,8 +23,14 @@ def record(offset: int, size: int = BYTES) -> bytes:
     return head + bytes(size - len(head))
 
 
-def wish(offset: int, *, queue_id: int = 0, wanted: MessageSelector | None = None) -> FetchRequest:
-    return FetchRequest("t", {queue_id: offset}, BYTES * PULL, PULL, 0, wanted=wanted)
+def wish(
+    offset: int,
+    *,
+    queue_id: int = 0,
+    wanted: MessageSelector | None = None,
+    max_bytes: int = BYTES * PULL,
+) -> FetchRequest:
+    return FetchRequest("t", {queue_id: offset}, max_bytes, PULL, 0, wanted=wanted)
 
 
 class Loop:
@@ -126,18 +132,15 @@ def test_pulls_with_another_filter_and_of_another_queue_are_fetched_apart() -> N
     assert len(shard.fetches) == 4
 
 
-def test_a_message_larger_than_the_limit_of_a_pull_comes_alone() -> None:
-    shard = Shard(range(100), size=BYTES * PULL * 2)
-    assert shard.pull(0) == ([0], 1)
-    assert shard.pull(1) == ([1], 2)
-
-
-def test_the_bytes_of_a_pull_are_limited() -> None:
-    shard = Shard(range(100), size=BYTES * 2)
-    offset = 0
-    for _ in range(4):
-        got, offset = shard.pull(offset)
-        assert len(got) == PULL // 2
+def test_the_bytes_of_each_pull_are_limited() -> None:
+    """Those of the fetch are more."""
+    shard = Shard(range(1_000))
+    for offset in (0, PULL):
+        shard.pull(offset)
+    shard.pull(2 * PULL, max_bytes=BYTES * 3 + 1)
+    assert shard.pull(23, max_bytes=BYTES * 3 - 1) == ([23, 24], 25)
+    assert shard.pull(25, max_bytes=1) == ([25], 26)
+    assert len(shard.fetches) == 2
 
 
 def test_what_was_kept_for_too_long_is_fetched_again() -> None:
@@ -175,9 +178,24 @@ def test_after_an_error_nothing_kept_is_handed_out() -> None:
 
 
 def test_the_kept_bytes_of_all_queues_are_limited() -> None:
-    shard = Shard(range(100), size=20 << 10)
+    size = 20 << 10
+    shard = Shard(range(100), size=size)
+    most = 0
     for queue_id in range(200):
-        offset = 0
-        for _ in range(3):
-            _, offset = shard.pull(offset, queue_id=queue_id)
-        assert shard.ahead.kept_bytes <= KEPT_BYTES_MAX
+        for offset in (0, PULL):
+            got, _ = shard.pull(offset, queue_id=queue_id, max_bytes=PULL * size)
+            assert len(got) == PULL
+        most = max(most, shard.ahead.kept_bytes)
+    assert KEPT_BYTES_MAX / 2 < most <= KEPT_BYTES_MAX
+
+
+def test_a_changed_topic_is_fetched_again() -> None:
+    shard = Shard(range(1_000))
+    for offset in (0, PULL):
+        shard.pull(offset)
+    shard.ahead.forget_topic("other")
+    assert shard.ahead.kept_bytes
+    shard.ahead.forget_topic("t")
+    assert not shard.ahead.kept_bytes
+    shard.pull(2 * PULL)
+    assert len(shard.fetches) == 3
