@@ -73,9 +73,8 @@ SATELLITE_MODULES = (
 #: modules that nothing imports because something outside starts them by name
 ENTRIES = {
     "cluster/cli/main.py",
-    # They are being built: their tests start them.
+    # It is being built: its tests start it.
     "doors/rocketmq/rocketmq_server.py",
-    "store/groups/leases/lease_machine.py",
 }
 
 

@@ -109,6 +109,11 @@ class LeaseMachine:
         # Made here, so that times and records have the same one.
         return self._table.groups.setdefault(self._name, GroupLeases())
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the group was deleted, or its state was made again: then another machine decides."""
+        return not self._times.is_of(self._table.groups.get(self._name))
+
     def change_options(self, options: LeaseOptions) -> None:
         """Take other options, from the next decision on. Those of another order need another machine."""
         self.options = self._times.options = options

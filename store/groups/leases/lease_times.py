@@ -49,6 +49,10 @@ class LeaseTimes:
         #: queue -> offsets that may have been permitted, ascending
         self._ready: dict[QueueKey, OffsetColumn] = {}
 
+    def is_of(self, group: GroupLeases | None) -> bool:
+        """Whether these are the times of this state of the group."""
+        return self._group is group
+
     def activate(self, now_ms: int) -> None:
         """Begin to lead: every lease and every delay begins again."""
         for number, lease in self._group.leases.items():
