@@ -270,6 +270,7 @@ def test_a_shard_that_has_too_many_leases_stops_its_largest_group(monkeypatch):
     group = Group()
     group.offsets(1_000)
     monkeypatch.setattr(lease_table, "LEASE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(lease_table, "LOOK_LEASES", 0)
     assert group.offsets(5) == []
     assert group.machine.room(KEY) == 0
     assert group.table.may_grow("another")
@@ -414,3 +415,18 @@ def test_the_columns_grow_with_the_window_and_keep_what_they_have():
     assert group.machine.due(KEY, 9, 9_000).tolist() == [30]
     assert group.columns.open_count == 63 - 21 + 20_000
     assert group.refused(group.settle(list(range(20, 63)), number=1)) == [30]
+
+
+def test_the_columns_shrink_with_the_window():
+    group = Group(max_in_flight=1_000_000)
+    for _ in range(20):
+        group.offsets(1_000)
+    large = group.columns.nbytes
+    for number in range(1, 20):
+        group.settle(list(range(1_000 * number - 1_000, 1_000 * number)), number=number)
+    assert group.columns.nbytes <= large // 4
+    group.settle([19_000], SettleOutcome.NACKED, 5_000, number=20)
+    group.lead_again()
+    assert group.machine.due(KEY, 9, 5_000).tolist() == [19_000]
+    assert group.refused(group.settle(list(range(19_000, 20_000)), number=20)) == [19_000]
+    assert (group.columns.low, group.columns.open_count) == (19_000, 0)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from raymq.store.groups.leases import queue_columns
 from tests.groups.simulate.search import search
 from tests.groups.simulate.walks import run_seeds
 from tests.groups.simulate.world import Broken
@@ -40,6 +41,15 @@ def test_each_message_is_settled_once_under_random_faults(name: str):
     assert figures["ack"] > figures["runs"]
     assert figures["nack"] + figures["reject"] + figures["release"] > figures["runs"] // 4
     assert figures["extend"] + figures["again"] > figures["runs"]
+
+
+def test_columns_that_grow_and_shrink_keep_the_rules(monkeypatch):
+    monkeypatch.setattr(queue_columns, "_FIRST_ROOM", 1)
+    monkeypatch.setattr(queue_columns, "_SHRUNK_ROOM_MIN", 4)
+    monkeypatch.setattr(queue_columns, "_SHARE_LEFT", 4)
+    monkeypatch.setattr(queue_columns, "_ENTRY_OFFSETS", 2)
+    for name in ("three workers, twelve messages", "in the order of keys"):
+        run_seeds(range(round(RUNS * FACTOR)), WORLDS[name], steps=STEPS, make=World)
 
 
 def test_a_seed_gives_the_same_run_again():

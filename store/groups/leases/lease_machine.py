@@ -106,8 +106,9 @@ class LeaseMachine:
 
     @property
     def _group(self) -> GroupLeases:
+        found = self._table.groups.get(self._name)
         # Made here, so that times and records have the same one.
-        return self._table.groups.setdefault(self._name, GroupLeases())
+        return self._table.groups.setdefault(self._name, GroupLeases()) if found is None else found
 
     @property
     def is_stale(self) -> bool:

@@ -14,6 +14,8 @@ LEASE = "LEASE"
 SETTLE = "SETTLE"
 #: bytes of all groups; beyond it the largest one leases no further messages for the first time
 LEASE_BYTES_MAX = 64 << 20
+#: leases between two looks at these bytes
+LOOK_LEASES = 256
 #: bytes of one record of a snapshot, about
 _RECORD_BYTES = 60_000
 
@@ -33,6 +35,9 @@ class LeaseTable:
         #: recognises the leases of the former one
         self.number = 0
         self.groups: dict[str, GroupLeases] = {}
+        #: leases since the last look at the memory that all take, and the group that takes too much
+        self._since_look = LOOK_LEASES
+        self._largest = ""
 
     def group(self, name: str) -> GroupLeases:
         """What a group has. One that has nothing is made with its first record."""
@@ -64,6 +69,7 @@ class LeaseTable:
         else:
             if isinstance(entry, LeaseEntry):
                 self.number = max(self.number, entry.number)
+                self._since_look += 1
             self.groups.setdefault(name, GroupLeases()).apply(entry)
 
     def drop_topic(self, topic: str) -> None:
@@ -72,9 +78,15 @@ class LeaseTable:
             group.drop_topic(topic)
 
     def may_grow(self, name: str) -> bool:
-        """Whether a group may lease further messages for the first time: all take too much memory, and it has most."""
-        sizes = {each: group.nbytes for each, group in self.groups.items()}
-        return sum(sizes.values()) <= LEASE_BYTES_MAX or sizes.get(name, 0) < max(sizes.values())
+        """Whether a group may lease further messages for the first time. It may not if it takes most memory of all, and
+        all take too much. Cost: that of all groups, once in many leases.
+        """
+        if self._since_look >= LOOK_LEASES:
+            self._since_look = 0
+            sizes = {each: group.nbytes for each, group in self.groups.items()}
+            is_full = sum(sizes.values()) > LEASE_BYTES_MAX
+            self._largest = max(sizes, key=sizes.__getitem__) if is_full else ""
+        return not self._largest or name != self._largest
 
     def is_used(self, name: str, topic: str) -> bool:
         """Whether a group of workers has something of a topic that a stream would lose: a lease, a message that waits,

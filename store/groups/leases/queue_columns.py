@@ -1,6 +1,6 @@
 """One queue of a group: how each offset between the low mark and the next one stands, as columns.
 
-The columns are rings: an offset's place is its last bits. They grow with the window, and never shrink below it.
+The columns are rings: an offset's place is its last bits. They grow and shrink with the window.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ ATTEMPTS_MAX = (1 << 16) - 1
 _ENTRY_OFFSETS = 8_192
 #: offsets that a queue without any has room for
 _FIRST_ROOM = 64
+#: columns of so many places shrink when this share of them, one of so many, is left
+_SHRUNK_ROOM_MIN, _SHARE_LEFT = 4_096, 16
 #: offsets that the low mark passes in one look
 _LOOK = 4_096
 
@@ -104,6 +106,10 @@ class QueueColumns:
             return
         while room < wanted:
             room *= 2
+        self._resize(room)
+
+    def _resize(self, room: int) -> None:
+        """Make columns of so many places, which has room for the window."""
         offsets = np.arange(self.low, self.next)
         before, columns = self.at(offsets), self._columns()
         self._make(room)
@@ -213,7 +219,11 @@ class QueueColumns:
             self.attempts[first : first + passed] = 0
             self.low += passed
             if passed < stop - first:
-                return
+                break
+
+        room = self._mask + 1
+        if room >= _SHRUNK_ROOM_MIN and (self.next - self.low) * _SHARE_LEFT <= room:
+            self._resize(room // 4)
 
     # --- snapshots --------------------------------------------------------------------------------
 
