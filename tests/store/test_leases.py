@@ -30,9 +30,11 @@ from raymq.store.records import properties, rows
 from raymq.store.services.leases import DEAD_HOLDER, DEAD_REASON, LeaseService
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, bundle_range
 from raymq.store.state.topics import dlq_topic, retry_topic
+from tests.store.test_followed_log import confirm_upto, open_follower, open_leader, send, state_of
 from tests.support.clock import ManualClock
 from tests.support.confirming import confirm
 from tests.support.engine import Engine
+from tests.support.simulated_disk import SimulatedDisk
 
 KEY = ("t", 0)
 MINUTE = 60_000
@@ -236,6 +238,49 @@ def test_an_embedded_store_answers_when_all_is_durable(tmp_path):
         settled = store.settle("g", SettleRequest(b"s", 1, [item]))
         assert settled == SettleAnswer(1, [])
         assert store.ends.synced == store.store.log.end
+
+
+# --- a follower that leads ------------------------------------------------------------------------
+
+
+def test_a_follower_that_leads_has_the_leases_and_gives_them_their_whole_time_again():
+    leader, follower = open_leader(), open_follower(SimulatedDisk())
+    for number in range(6):
+        leader.put_inner([InnerMessage("t", 0, b"work %d" % number)])
+    confirm(leader)
+    workers = Workers(leader)
+    workers.offsets(4)
+    workers.settle(1, [0, 2])
+    workers.settle(1, [1], SettleOutcome.REJECTED)
+    confirm(leader)
+    confirm_upto(follower, send(leader, follower))
+    assert state_of(follower) == state_of(leader)
+    # It is not confirmed yet, and comes with the log.
+    workers.settle(1, [3])
+    send(leader, follower)
+
+    follower.lead(2)
+    confirm(follower)
+    again = Workers(follower)
+    again.service.activate()
+    again.requests, again.settled = workers.requests, workers.settled
+    assert again.settle(1, [3]) == [3]
+    assert again.offsets(9) == [4, 5]
+    assert follower.state.offsets["g", "t"] == {0: 4}
+    assert count(follower, dlq_topic("g")) == 1
+
+
+def test_a_machine_of_an_earlier_leadership_is_not_used_again(engine):
+    workers = Workers(engine.store, backoff_ms=(0,))
+    workers.offsets(1)
+    engine.clock.advance(MINUTE - 1)
+    workers.service.activate()
+    workers.offsets(1)
+    engine.clock.advance(MINUTE - 1)
+    # Its time began again with this leadership, the first request of which came a moment ago.
+    assert workers.offsets(1) == [2]
+    engine.clock.advance(1)
+    assert workers.offsets(1) == [0]
 
 
 # --- a crash at each record -----------------------------------------------------------------------
