@@ -13,13 +13,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from raymq.store.base.errors import Corrupt, Rejected, Unavailable
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import RETRY_PREFIX
 from raymq.store.groups.claims import Claim
 from raymq.store.groups.leases.entries import LeaseEntry, SettleOutcome
+from raymq.store.groups.leases.key_order import slots_of
 from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LEASE, SETTLE
+from raymq.store.groups.leases.offsets import NO_OFFSETS, OffsetColumn
 from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX, LeaseOptions
 from raymq.store.groups.leases.packing import pack
 from raymq.store.groups.leases.requests import Copy, LeaseRequest, Offer, SettleRequest
@@ -31,7 +34,7 @@ from raymq.store.state.features import LEASES_LEVEL
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
 
 from .retry import copy_of, queue_of
-from .stored_message import read, read_one
+from .stored_message import StoredMessage, read, read_one
 
 logger = logging.getLogger("raymq.store")
 
@@ -39,6 +42,14 @@ logger = logging.getLogger("raymq.store")
 SERVICE = "leases"
 #: properties of a dead letter: why it is one, and the session that had it last
 DEAD_REASON, DEAD_HOLDER = "DLQ_REASON", "DLQ_HOLDER"
+
+
+#: properties with a message's key, as text or in base64: a key has one of these forms
+KEY_PROPERTIES = ("__SHARDINGKEY", "__KEY_B64")
+#: orders of a group's messages
+ORDERS = ("", "key", "queue")
+#: messages whose keys are looked at together
+KEYS_READ_MAX = 1_000
 
 
 class LeaseDecision(NamedTuple):
@@ -64,12 +75,12 @@ class LeaseService:
         self._machines.clear()
 
     def configure(self, group: str, options: LeaseOptions) -> None:
-        """Set the options of a group. Raises: Rejected for the order of keys, which this version does not read."""
-        if options.order == "key":
+        """Set the options of a group. Raises: Rejected for an unknown order."""
+        if options.order not in ORDERS:
             raise Rejected(
-                f"group {group} wants the order of keys, which this version does not keep",
+                f"group {group} wants the order {options.order!r}; there are {ORDERS}",
                 field="order",
-                limit=("", "queue"),
+                limit=ORDERS,
                 found=options.order,
             )
         self._options[group] = options
@@ -97,17 +108,18 @@ class LeaseService:
         store = self._store
         ranges = {key: store.queue_range(*key) for key in queues}
         self._prepare(group, ranges, start)
+        self._read_keys(group)
         columns = store.leases.group(group).queues
+        has_keys = self._options.get(group, LeaseOptions()).order == "key"
         looked = {
-            key: self._look(key, columns[key].next, ranges[key][1], request) for key in queues
+            key: self._look(key, columns[key].next, ranges[key][1], has_keys=has_keys)
+            for key in queues
         }
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
             offers = [
-                Offer(
-                    key, machine.due(key, request.max_records, now_ms), first, stop, attempts=tries
-                )
-                for key, (first, stop, tries) in looked.items()
+                each._replace(due=machine.due(key, request.max_records, now_ms))
+                for key, each in looked.items()
             ]
             return machine.lease(request, offers, now_ms)
 
@@ -115,6 +127,7 @@ class LeaseService:
 
     def settle(self, group: str, request: SettleRequest) -> LeaseDecision:
         """Settle leased messages. Raises: Rejected for too many rejected messages; as `InnerPut.put_groups`."""
+        self._read_keys(group)
         return self._decide(group, lambda machine, now_ms: machine.settle(request, now_ms))
 
     def extend(self, group: str, session: bytes, lease_ms: int | None = None) -> LeaseDecision:
@@ -174,16 +187,64 @@ class LeaseService:
         if held:
             raise _belongs(group, topic, queue_id, held[queue_id])
 
-    def _look(
-        self, key: QueueKey, first: int, end: int, request: LeaseRequest
-    ) -> tuple[int, int, np.ndarray | None]:
-        """What of a queue was never leased: from where, to where, and the attempts of a retry topic."""
+    def _look(self, key: QueueKey, first: int, end: int, *, has_keys: bool) -> Offer:
+        """What of a queue was never leased, with what the machine needs to know of these messages."""
         stop = max(first, min(end, first + LEASE_OFFSETS_MAX))
-        if not key[0].startswith(RETRY_PREFIX) or first == stop:
-            return first, stop, None
-        found, _ = read(self._store, *key, first, max_records=request.max_records)
-        attempts = np.array([each.reconsume_times for each in found], dtype=np.uint16)
-        return first, first + len(found), attempts
+        is_retry = key[0].startswith(RETRY_PREFIX)
+        if first == stop or not (is_retry or has_keys):
+            return Offer(key, NO_OFFSETS, first, stop)
+
+        found = self._read(key, first, stop)
+        stop = first + len(found)
+        tries = np.array([0 if each is None else each.reconsume_times for each in found], np.uint16)
+        slots = slots_of(list(map(_key_of, found))) if has_keys else None
+        return Offer(
+            key, NO_OFFSETS, first, stop, slots=slots, attempts=tries if is_retry else None
+        )
+
+    def _read(self, key: QueueKey, first: int, stop: int) -> list[StoredMessage | None]:
+        """Some messages of a queue that follow each other, the first ones; None: one cannot be read."""
+        try:
+            most = min(stop - first, KEYS_READ_MAX)
+            found, _ = read(self._store, *key, first, max_records=most)
+        except (Corrupt, OffsetOutOfRange):
+            return [None]
+        whole: list[StoredMessage | None] = []
+        for each in found:
+            gap = each.queue_offset - first - len(whole)
+            whole += [None] * min(gap, most - len(whole))
+            if len(whole) < most:
+                whole.append(each)
+        return whole or [None]
+
+    def _read_keys(self, group: str) -> None:
+        """Read the keys of what an earlier leader has leased, if their order counts."""
+        machine = self._machines.get(group)
+        if self._options.get(group, LeaseOptions()).order != "key":
+            return
+        if machine is None or machine.is_stale:
+            self._decide(group, lambda machine, now_ms: LeasePlan())
+            machine = self._machines[group]
+
+        for key in list(self._store.leases.group(group).queues):
+            offsets = machine.without_keys(key)
+            if not len(offsets):
+                continue
+            first, stop = int(offsets[0]), int(offsets[-1]) + 1
+            found: list[StoredMessage | None] = []
+            while first + len(found) < stop:
+                found += self._read(key, first + len(found), stop)
+            slots = slots_of(list(map(_key_of, found)))[offsets - first]
+            self._note_keys(group, key, offsets, slots)
+
+    def _note_keys(
+        self, group: str, key: QueueKey, offsets: OffsetColumn, slots: npt.NDArray[np.uint16]
+    ) -> None:
+        def note(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            machine.note_keys(key, offsets, slots)
+            return LeasePlan()
+
+        self._decide(group, note)
 
     def _machine(self, group: str) -> LeaseMachine:
         """The machine of a group. Has the put lock."""
@@ -255,6 +316,12 @@ class LeaseService:
             return made
         more = {DEAD_REASON: copy.reason, DEAD_HOLDER: copy.holder.hex()}
         return replace(made, properties={**made.properties, **more})
+
+
+def _key_of(message: StoredMessage | None) -> bytes:
+    """What stands for a message's key; empty: it has none, or cannot be read."""
+    found = {} if message is None else message.properties
+    return next((found[name].encode() for name in KEY_PROPERTIES if name in found), b"")
 
 
 def _belongs(group: str, topic: str, queue_id: int, claim: Claim) -> Rejected:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.client.messages.keys import BASE64_KEY, TEXT_KEY
 from raymq.store import EmbeddedStore, InnerMessage, StoreConfig
 from raymq.store.base.errors import Rejected
 from raymq.store.base.files import Files
@@ -27,7 +28,7 @@ from raymq.store.groups.leases.requests import (
     offsets_of,
 )
 from raymq.store.records import properties, rows
-from raymq.store.services.leases import DEAD_HOLDER, DEAD_REASON, LeaseService
+from raymq.store.services.leases import DEAD_HOLDER, DEAD_REASON, KEY_PROPERTIES, LeaseService
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, bundle_range
 from raymq.store.state.topics import dlq_topic, retry_topic
 from tests.store.test_followed_log import confirm_upto, open_follower, open_leader, send, state_of
@@ -183,8 +184,8 @@ def test_a_queue_that_a_member_has_is_not_leased(engine):
         Workers(engine.store).offsets(1)
     with pytest.raises(Rejected):
         Workers(engine.store).offsets(1, ("missing", 0))
-    with pytest.raises(Rejected, match="order of keys"):
-        Workers(engine.store, order="key")
+    with pytest.raises(Rejected, match="the order 'name'"):
+        Workers(engine.store, order="name")
 
 
 def test_a_deleted_topic_takes_its_leases_along(engine):
@@ -193,6 +194,30 @@ def test_a_deleted_topic_takes_its_leases_along(engine):
     engine.store.topics.delete("t")
     assert workers.settle(1, [0]) == [0]
     assert not engine.store.leases.is_used("g", "t")
+
+
+def test_messages_of_one_key_go_out_in_their_order_also_with_a_new_leader(engine):
+    for key in (b"x", b"x", b"y", b"x", b"y"):
+        name = "__SHARDINGKEY" if key == b"x" else "__KEY_B64"
+        engine.store.put_inner([InnerMessage("t", 1, key, {name: key.decode()})])
+    engine.confirm()
+    assert KEY_PROPERTIES == (TEXT_KEY, BASE64_KEY)
+    queue = ("t", 1)
+    workers = Workers(engine.store, order="key")
+    assert workers.offsets(1, queue) == [0]
+    assert workers.offsets(1, queue) == [2]
+    engine.crash()
+
+    again = Workers(engine.store, order="key")
+    again.requests, again.settled = workers.requests, workers.settled
+    assert again.settle(2, [2], key=queue) == []
+    assert again.offsets(9, queue) == [4]
+    assert again.settle(1, [0], key=queue) == []
+    assert again.offsets(9, queue) == [1, 3]
+    assert again.settle(4, [3], key=queue) == [3]
+    assert again.settle(4, [1, 3], key=queue) == []
+    assert again.settle(3, [4], key=queue) == []
+    assert engine.store.state.offsets["g", "t"][1] == 5
 
 
 def test_an_operator_sets_where_workers_go_on(engine):
