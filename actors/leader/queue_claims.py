@@ -8,6 +8,9 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.failpoints import fail_point
 from raymq.store.groups.claims import Claim, Commit, claim_value, ended_value, lock_member
+from raymq.store.groups.leases.entries import EndEntry, ResetEntry
+from raymq.store.groups.leases.lease_table import SETTLE
+from raymq.store.groups.leases.packing import pack
 from raymq.store.groups.members import CLAIM
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import OFFSETS, no_offsets_body, offsets_body
@@ -42,6 +45,7 @@ class QueueClaims:
 
         def decide() -> list[tuple[str, bytes]]:
             self._check_topic(topic)
+            self._check_stream(group, topic)
             new, refusals = claims.plan(group, topic, member_id, wanted)
             refused.update(refusals)
             # Later commits of an earlier owner are refused by the new claims.
@@ -91,6 +95,7 @@ class QueueClaims:
 
         def decide() -> list[tuple[str, bytes]]:
             self._check_topic(topic)
+            self._check_stream(group, topic)
             for queue_id, claim in self._store.claims.held(group, topic, offsets).items():
                 client = "" if clients is None else clients.get(queue_id, "")
                 is_own = claim.is_lock and client in (None, claim.client)
@@ -215,8 +220,15 @@ class QueueClaims:
                 return []
             # The claims come first: after a crash between both, a member's commit must not be taken any more.
             moved = {queue_id: offsets[queue_id] for queue_id in new}
+            leased = self._store.leases.group(group).queues
+            resets = [
+                ResetEntry((topic, queue_id), offset)
+                for queue_id, offset in moved.items()
+                if (topic, queue_id) in leased
+            ]
             return [
                 self._record(group, topic, new),
+                *([(SETTLE, pack(group, resets))] if resets else []),
                 (OFFSETS, offsets_body(group, topic, moved, record_time_ms(self._store))),
             ]
 
@@ -294,7 +306,19 @@ class QueueClaims:
     def _ending(self, group: str, topics: Sequence[str], number: int) -> list[tuple[str, bytes]]:
         """The records that delete what this shard has of a group. Args: `number`: no claim below it is valid again."""
         records = [(OFFSETS, no_offsets_body(group, topic)) for topic in topics]
+        if group in self._store.leases.groups:
+            records.insert(0, (SETTLE, pack(group, [EndEntry()])))
         return [*records, (CLAIM, encoded(ended_value(group, number)))]
+
+    def _check_stream(self, group: str, topic: str) -> None:
+        """Raises: Rejected for a group whose workers have leased messages of a topic. Has the put lock."""
+        if self._store.leases.is_used(group, topic):
+            raise Rejected(
+                f"workers of group {group} have leased messages of {topic}: members need another group",
+                field="group",
+                limit="a group of members",
+                found=group,
+            )
 
     def _check_topic(self, topic: str) -> None:
         """Raises: Rejected for a topic that was deleted meanwhile: its offsets must not come back. Has the put lock."""

@@ -18,11 +18,19 @@ from raymq.store.config.promise import PROMISES, Ends
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.delay.delay_service import DelayService
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.groups.leases.requests import (
+    LeaseAnswer,
+    LeaseRequest,
+    SettleAnswer,
+    SettleRequest,
+)
 from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, SegmentSyncer
 from raymq.store.log.segments.read_ahead import ReadAhead
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
+from raymq.store.services.leases import LeaseDecision, LeaseService
 from raymq.store.services.transaction import Half, TransactionService
+from raymq.store.state.topics import QueueKey
 
 from .async_put import AsyncPut
 from .put_message import MessagePut, PutResult
@@ -136,6 +144,8 @@ class EmbeddedStore:
 
         #: transactions; the owner of the store calls its `check`
         self.transactions = TransactionService(self.store)
+        #: leases of workers; the owner of the store calls its `forget_idle`
+        self.leases = LeaseService(self.store)
         self._messages = MessagePut(self.store, self._await)
         log.health.on_poisoned = self._fail
 
@@ -226,6 +236,33 @@ class EmbeddedStore:
         """Roll the transaction of the half message at `offset` back. See `TransactionService.rollback`."""
         self._check_working()
         return self._await(self.transactions.rollback(offset))
+
+    def lease(
+        self,
+        group: str,
+        request: LeaseRequest,
+        queues: Sequence[QueueKey],
+        *,
+        start: str = "earliest",
+    ) -> LeaseAnswer | None:
+        """Lease messages of some queues for a worker. See `LeaseService.lease`.
+
+        Returns: None for a request that is older than the newest one of its session.
+        """
+        self._check_working()
+        answer = self._await_decision(self.leases.lease(group, request, queues, start=start))
+        return answer if isinstance(answer, LeaseAnswer) else None
+
+    def settle(self, group: str, request: SettleRequest) -> SettleAnswer | None:
+        """Settle leased messages of a worker. See `LeaseService.settle`. Returns: as `lease`."""
+        self._check_working()
+        answer = self._await_decision(self.leases.settle(group, request))
+        return answer if isinstance(answer, SettleAnswer) else None
+
+    def _await_decision(self, decision: LeaseDecision) -> object:
+        """The answer of a decision, once everything that it rests on is durable."""
+        self._await(decision.appended or AppendedRows.up_to(self.store.log.end))
+        return decision.plan.answer
 
     def create_topic(self, name: str, queues: int) -> None:
         """Create a topic of `queues` queues, durable at return."""

@@ -35,6 +35,7 @@ from raymq.store.config_files import config_json
 from raymq.store.delay.delay_hook import DelayHook, LevelGuard
 from raymq.store.groups.claims import ClaimTable
 from raymq.store.groups.group_table import GroupTable
+from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.index.index_builder import IndexBuilder
 from raymq.store.index.index_service import IndexService
 from raymq.store.index.query import Boundary, Query
@@ -113,7 +114,9 @@ class MessageStore:
         self.groups = GroupTable()
         #: the members that may commit offsets of this shard's queues
         self.claims = ClaimTable()
-        self.state = ShardState(producers, (self.groups, self.claims))
+        #: what workers have leased of this shard's queues
+        self.leases = LeaseTable()
+        self.state = ShardState(producers, (self.groups, self.claims), (self.leases,))
         self.state.on_options = self._follow_options
         #: called with the put lock when options have changed
         self.on_options: list[Callable[[], None]] = []

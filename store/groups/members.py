@@ -18,8 +18,8 @@ GROUP = "GROUP"
 MEMBER = "MEMBER"
 #: kind of the record that gives queues of this shard to a member
 CLAIM = "CLAIM"
-#: kinds that leases and transactions will need. Nothing writes them yet
-RESERVED_KINDS = ("LEASE", "SETTLE", "PEND")
+#: kind that transactions will need. Nothing writes it yet
+RESERVED_KINDS = ("PEND",)
 
 #: ids of former members that a group remembers
 FORMER_MAX = 64

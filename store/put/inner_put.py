@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from raymq.store.base.errors import Rejected, require
 from raymq.store.log.commit_log import CommitLog
@@ -27,6 +28,15 @@ from .put_lock import PutLock
 from .service_records import ServiceRecords
 from .snapshot_writer import SnapshotWriter
 from .stats import StoreStats
+
+
+class RecordGroup(NamedTuple):
+    """Records of the internal topic, and messages that belong to them: the log gets them together, or not at all."""
+
+    #: kind and body of each
+    records: Sequence[tuple[str, bytes]]
+    #: they come before the records
+    messages: Sequence[InnerMessage] = ()
 
 
 class InnerPut:
@@ -82,6 +92,46 @@ class InnerPut:
             for kind, body in decide():
                 appended = self._append_state_record(kind, body)
             return appended
+
+    def put_groups(
+        self,
+        service: str,
+        decide: Callable[[], Sequence[RecordGroup]],
+        *,
+        then: Callable[[], None] = lambda: None,
+    ) -> AppendedRows | None:
+        """Append groups of records that a decision on the state needs, and apply them.
+
+        Args: `service`: whose decision it is. `decide`: as of `put_decided`; a crash may leave the first groups only.
+        `then`: called with the put lock held, when all are appended and applied.
+        Returns, Raises: as `put_decided`; also Rejected for a group of more than `config.record_bytes_max`, which is
+        not stored.
+        """
+        with self._lock:
+            self._check_leads()
+            appended = None
+            for group in decide():
+                appended = self._append_group(service, group)
+            then()
+            return appended
+
+    def _append_group(self, service: str, group: RecordGroup) -> AppendedRows:
+        if not group.messages and len(group.records) == 1:
+            return self._append_state_record(*group.records[0])
+
+        self._check_open()
+        host = self._log.store_host
+        encoded = [EncodedInner(message, store_host=host) for message in group.messages]
+        records = [self._records.encode_state_record(*each) for each in group.records]
+        progress = ServiceProgress(service, {})
+        head = ProgressRecord(progress, now_ms=self._clock.now_ms(), store_host=host)
+        total = head.size + sum(each.size for each in (*encoded, *records))
+        self._check_group_size(len(encoded), total, self._config.record_bytes_max)
+
+        appended = self._append_unit(head, encoded, total, records)
+        for (kind, body), each in zip(group.records, appended[len(encoded) :], strict=True):
+            self._state.apply_appended(kind, body, each.end_offset, self.visible_end())
+        return appended[-1]
 
     def init_producer(self, producer_id: int) -> tuple[int, AppendedRows]:
         """The next epoch of a producer id, and its record.
@@ -226,23 +276,34 @@ class InnerPut:
             )
 
         total = sum(each.size for each in encoded) + (0 if head is None else head.size)
-        if total > limit:
-            raise Rejected(
-                f"{len(messages)} messages make {total} bytes of records; those appended together may have {limit}",
-                field="record",
-                limit=limit,
-            )
-
+        self._check_group_size(len(messages), total, limit)
         with self._lock:
             self._check_leads()
             return self._append_unit(head, encoded, total)
 
+    @staticmethod
+    def _check_group_size(messages: int, total: int, limit: int) -> None:
+        """Raises: Rejected for records that are too large together."""
+        if total > limit:
+            raise Rejected(
+                f"{messages} messages make {total} bytes of records; those appended together may have {limit}",
+                field="record",
+                limit=limit,
+            )
+
     def _append_unit(
-        self, head: ProgressRecord | None, encoded: list[EncodedInner], total: int
+        self,
+        head: ProgressRecord | None,
+        encoded: list[EncodedInner],
+        total: int,
+        state_records: Sequence[EncodedInner] = (),
     ) -> list[AppendedRows]:
-        """Append records of `total` bytes, after the progress that they belong to. Needs the put lock."""
+        """Append records of `total` bytes, after the progress that they belong to. Needs the put lock.
+
+        Args: `state_records`: come after the messages. The caller applies them.
+        """
         self._snapshots.make_room(total)
-        records = list(encoded)
+        records = [*encoded, *state_records]
         body = b""
         if head is not None:
             first, body = head.ending_at(self._log.end + total)

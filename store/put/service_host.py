@@ -10,12 +10,14 @@ from raymq.store.base.files import Files
 from raymq.store.config.running_config import RunningConfig
 from raymq.store.groups.claims import ClaimTable
 from raymq.store.groups.group_table import GroupTable
+from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queues import ConsumeQueues
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.state.shard_state import ShardState
 
 from .inner_message import InnerMessage, ServiceProgress
+from .inner_put import InnerPut
 from .topic_records import TopicRecords
 
 
@@ -29,6 +31,8 @@ class ServiceHost(Protocol):
     state: ShardState
     groups: GroupTable
     claims: ClaimTable
+    leases: LeaseTable
+    inner_put: InnerPut
     consume_queues: ConsumeQueues
     store_times: StoreTimeClock
     topics: TopicRecords
@@ -46,6 +50,9 @@ class ServiceHost(Protocol):
         self, messages: Sequence[InnerMessage], *, progress: ServiceProgress | None = None
     ) -> list[AppendedRows]:
         """Append messages of the store's own services."""
+
+    def note_feature_level(self, level: int) -> None:
+        """Write that the log uses a level of features, unless it says so."""
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
         """Store a group's next offsets in the log."""

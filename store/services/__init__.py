@@ -9,6 +9,7 @@ producer_ids        producer ids that names make
 write_decisions     which staged rows a write consists of: the first decision of a write counts
 decision_body       a decision as the body of its record
 resolutions         the outcomes of half messages
+leases              workers that share the messages of queues
 retry               send-back of consumers, and the dead letter queue
 stored_message      one stored message, to be put again with changes
 """

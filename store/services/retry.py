@@ -56,7 +56,7 @@ def send_back(
 
     dead = delay_level < 0 or message.reconsume_times >= most
     target = dlq_topic(group) if dead else retry_topic(group)
-    here = _queue_of(store, target, shard)
+    here = queue_of(store, target, shard)
     level = 0 if dead else delay_level or FIRST_LEVEL + message.reconsume_times
     levels = len(store.config.delay_levels_ms)
     copy = _copy(message, target, here, min(level, levels))
@@ -74,7 +74,7 @@ def put_retry(
     """
     dead = message.reconsume_times >= most
     target = dlq_topic(group) if dead else retry_topic(group)
-    here = _queue_of(store, target, shard)
+    here = queue_of(store, target, shard)
     properties = dict(message.properties)
     level = 0 if dead else min(level_of(properties), len(store.config.delay_levels_ms))
     if dead:
@@ -89,7 +89,7 @@ def put_retry(
     return target, _put(store, waiting)
 
 
-def _queue_of(store: ServiceHost, target: str, shard: int) -> int:
+def queue_of(store: ServiceHost, target: str, shard: int) -> int:
     """A queue of this shard of a topic, which is made if it is missing."""
     if target not in store.state.topics:
         fmt.check_topic_name(target)
@@ -123,6 +123,13 @@ def _queue_here(info: TopicInfo, shard: int) -> int:
 
 
 def _copy(message: StoredMessage, target: str, queue_id: int, level: int) -> InnerMessage:
+    return copy_of(message, target, queue_id, level, message.reconsume_times + 1)
+
+
+def copy_of(
+    message: StoredMessage, target: str, queue_id: int, level: int, reconsume_times: int
+) -> InnerMessage:
+    """A message to put into another topic again. Args: `level`: of its delay; 0: at once."""
     properties = dict(message.properties)
     properties.setdefault("RETRY_TOPIC", message.topic)
     host, port = message.store_host
@@ -130,7 +137,6 @@ def _copy(message: StoredMessage, target: str, queue_id: int, level: int) -> Inn
     properties.setdefault("ORIGIN_MESSAGE_ID", origin)
     properties["WAIT"] = "false"
     properties[DELAY] = str(level)
-    reconsume_times = message.reconsume_times + 1
     if not level:
         return message.moved(target, queue_id, properties, reconsume_times=reconsume_times)
     properties.update({REAL_TOPIC: target, REAL_QUEUE: str(queue_id)})

@@ -19,8 +19,10 @@ LEVEL = "level"
 GROUPS_LEVEL = 1
 #: TOPIC records of deleted topics
 DELETED_TOPICS_LEVEL = 2
+#: records of leases: LEASE, SETTLE
+LEASES_LEVEL = 3
 #: what this version knows
-KNOWN_LEVEL = DELETED_TOPICS_LEVEL
+KNOWN_LEVEL = LEASES_LEVEL
 
 
 def feature_level(progress: Mapping[str, Mapping[str, Any]]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ EPOCH = "EPOCH"
 #: kind of the record that a bundle begins with (inner_message.py): the progress of a service of the store
 PROGRESS = "PROGRESS"
 
+#: kinds whose records are JSON, without those of parts that layers above keep
+_JSON_KINDS = (TOPIC, OFFSETS, PRODUCER, EPOCH, PROGRESS)
+
 #: in `ShardState.progress`: wall clock ms -> which majority of the replicas was lost. An operator has given them up, or
 #: they came back with empty disks
 UNCLEAN_RECOVERIES = "unclean_recoveries"
@@ -44,6 +48,9 @@ SHARDS = "shards"
 #: in `ShardState.progress`: option of the store -> what an operator has set while the cluster ran: `value`, `before`,
 #: `at_ms` (wall clock) and `by`
 OPTIONS = "options"
+
+#: before each record of a packed part in a snapshot: bytes of its kind, and of its body
+_PACKED = struct.Struct("<BI")
 
 #: topic attribute, and its value for compaction topics (TopicAttributes, CleanupPolicy)
 CLEANUP_POLICY, COMPACTION, DELETE = "cleanup.policy", "COMPACTION", "DELETE"
@@ -159,17 +166,50 @@ class StatePart(Protocol):
         """The whole part as records: applied to an empty one, they make this one."""
 
 
+#: (group, topic) -> queue -> next offset to consume
+CommittedOffsets = Mapping[tuple[str, str], Mapping[int, int]]
+
+
+class PackedPart(Protocol):
+    """A part of the state whose records are packed, and not JSON. A layer above keeps it."""
+
+    #: the kinds of records that it applies
+    packed_kinds: tuple[str, ...]
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def apply_packed(self, body: bytes) -> CommittedOffsets:
+        """Account for one record. Returns: the offsets that groups have committed with it.
+
+        Raises: as `ShardState.apply_state_record`.
+        """
+
+    def packed_records(self) -> Iterator[tuple[str, bytes]]:
+        """The whole part as kinds and bodies of records: applied to an empty one, they make this one."""
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget what it has of a topic that is deleted."""
+
+
 class ShardState:
     """Topics, counters, sequences and offsets of one shard. Not thread-safe: the put lock guards it."""
 
     def __init__(
-        self, producers: ProducerTable | None = None, parts: Iterable[StatePart] = ()
+        self,
+        producers: ProducerTable | None = None,
+        parts: Iterable[StatePart] = (),
+        packed_parts: Iterable[PackedPart] = (),
     ) -> None:
-        """Args: `parts`: what layers above keep in the state. No two have the same kind of record."""
+        """Args: `parts`, `packed_parts`: what layers above keep in the state. No two have the same kind of record."""
         #: sequences and epochs of producers
         self.producers = ProducerTable() if producers is None else producers
         self._state_parts = tuple(parts)
         self._part_of_kind = {kind: part for part in self._state_parts for kind in part.kinds}
+        self._packed_parts = tuple(packed_parts)
+        self._packed_part_of_kind = {
+            kind: part for part in self._packed_parts for kind in part.packed_kinds
+        }
         #: called with the put lock when options may have been set, or their records were cut off
         self.on_options: Callable[[], None] = _do_nothing
         #: how often topics have changed
@@ -203,6 +243,8 @@ class ShardState:
         self._topic_changes += 1
         for part in self._state_parts:
             part.clear()
+        for packed in self._packed_parts:
+            packed.clear()
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -334,16 +376,24 @@ class ShardState:
 
         Args: `end`: of the record. `confirmed`: readers see everything below by now. Both are physical offsets.
         """
+        if kind in self._packed_part_of_kind:
+            for key, offsets in self._packed_part_of_kind[kind].apply_packed(body).items():
+                self._note_replaced(key, end, confirmed)
+                self.offsets.setdefault(key, {}).update(offsets)
+            return
         if kind == TOPIC:
             name = json.loads(body)["name"]
             self._replaced_topics.note(name, self.topics.get(name), end, confirmed)
         elif kind == OFFSETS:
             value = json.loads(body)
-            key = value["group"], value["topic"]
-            before = self.offsets.get(key)
-            copied = None if before is None else dict(before)
-            self._replaced_offsets.note(key, copied, end, confirmed)
+            self._note_replaced((value["group"], value["topic"]), end, confirmed)
         self.apply_state_record(kind, body)
+
+    def _note_replaced(self, key: tuple[str, str], end: int, confirmed: int) -> None:
+        """Keep the offsets of a group and topic that a record replaces."""
+        before = self.offsets.get(key)
+        copied = None if before is None else dict(before)
+        self._replaced_offsets.note(key, copied, end, confirmed)
 
     def apply_state_record(self, kind: str, body: bytes) -> bool:
         """Account for one state record. Unknown kinds are a newer version's and are ignored.
@@ -356,6 +406,13 @@ class ShardState:
             if parts is not None:
                 self._restore(parts)
             return parts is not None
+
+        if kind in self._packed_part_of_kind:
+            for key, offsets in self._packed_part_of_kind[kind].apply_packed(body).items():
+                self.offsets.setdefault(key, {}).update(offsets)
+            return False
+        if kind not in _JSON_KINDS and kind not in self._part_of_kind:
+            return False
 
         value = json.loads(body)
         if kind == TOPIC and value.get("deleted"):
@@ -455,7 +512,9 @@ class ShardState:
             yield f'{{"t":"queue","n":{names[name]},"q":{queue_id},"o":{offset}}}'
 
     def _columns(self, part_bytes_max: int) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Epochs and entries of producers."""
+        """Epochs and entries of producers, and the parts whose records are packed."""
+        for data in _joined(self._packed_parts, part_bytes_max):
+            yield {"t": "packed"}, data
         for epochs in self.producers.epoch_rows():
             for part in snapshot_columns.split(epochs, part_bytes_max):
                 yield snapshot_columns.pack("epochs", part)
@@ -533,6 +592,10 @@ class ShardState:
                 case "record":
                     if row["k"] in self._part_of_kind:
                         self._part_of_kind[row["k"]].apply(row["k"], row["v"])
+                case "packed":
+                    for kind, body in _split(row["data"]):
+                        if kind in self._packed_part_of_kind:
+                            self._packed_part_of_kind[kind].apply_packed(body)
                 case "entries":
                     entries.append(self._unpack_entries(row))
                 case "epochs":
@@ -611,6 +674,8 @@ class ShardState:
         for key in [key for key in self.offsets if key[1] == name]:
             del self.offsets[key]
             self.offset_times_ms.pop(key, None)
+        for part in self._packed_parts:
+            part.drop_topic(name)
         self._topic_changes += 1
 
     def generation(self, topic: str) -> int:
@@ -668,6 +733,37 @@ def producer_body(producer_id: int, epoch: int) -> bytes:
 def epoch_body(epoch: int) -> bytes:
     """The body of an EPOCH record."""
     return _json({"epoch": epoch}).encode()
+
+
+def _joined(parts: Iterable[PackedPart], part_bytes_max: int) -> Iterator[bytes]:
+    """The records of packed parts, several together. Each has the lengths of its kind and its body before it."""
+    joined: list[bytes] = []
+    size = 0
+    for part in parts:
+        for kind, body in part.packed_records():
+            name = kind.encode()
+            if joined and size + len(name) + len(body) > part_bytes_max:
+                yield b"".join(joined)
+                joined, size = [], 0
+            joined += (_PACKED.pack(len(name), len(body)), name, body)
+            size += _PACKED.size + len(name) + len(body)
+    if joined:
+        yield b"".join(joined)
+
+
+def _split(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The inverse of `_joined`. Raises: ValueError for other bytes."""
+    at = 0
+    while at < len(data):
+        if at + _PACKED.size > len(data):
+            raise ValueError("a packed part ends in the middle of a record")
+        name_bytes, body_bytes = _PACKED.unpack_from(data, at)
+        at += _PACKED.size
+        body_at, end = at + name_bytes, at + name_bytes + body_bytes
+        if end > len(data):
+            raise ValueError("a packed part ends in the middle of a record")
+        yield data[at:body_at].decode(), data[body_at:end]
+        at = end
 
 
 def _do_nothing() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .world import Bounds, Broken, Event, World
+from .world import Broken, World
 
 
 class Found(NamedTuple):
@@ -18,12 +19,22 @@ class Found(NamedTuple):
     is_whole: bool
 
 
-def search(bounds: Bounds, *, states: int, depth: int = 99, seconds: float = 1e9) -> Found:
-    """Visit every state that some schedule reaches, once. Raises: Broken with the schedule."""
+def search(
+    bounds: Any,
+    *,
+    states: int,
+    depth: int = 99,
+    seconds: float = 1e9,
+    make: Callable[[Any], Any] = World,
+) -> Found:
+    """Visit every state that some schedule reaches, once. Raises: Broken with the schedule.
+
+    Args: `make`: as of `run_seeds`.
+    """
     began = time.monotonic()
-    first = World(bounds)
+    first = make(bounds)
     seen = {first.key()}
-    todo: deque[tuple[World, int, tuple[object, ...]]] = deque([(first, 0, ())])
+    todo: deque[tuple[Any, int, tuple[object, ...]]] = deque([(first, 0, ())])
     visited = deepest = 0
     is_whole = True
     while todo:
@@ -51,8 +62,8 @@ def search(bounds: Bounds, *, states: int, depth: int = 99, seconds: float = 1e9
 
 
 def _schedule(path: tuple[object, ...]) -> list[str]:
-    found: list[Event] = []
+    found: list[object] = []
     while path:
         path, event = path  # type: ignore[assignment]
-        found.append(event)  # type: ignore[arg-type]
+        found.append(event)
     return [*map(str, reversed(found))]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
-from .world import Bounds, Broken, Event, World
+from .world import Broken, World
 
 
 def run_seeds(
-    seeds: Iterable[int], bounds: Bounds, *, steps: int, make: Callable[[Bounds], World] = World
+    seeds: Iterable[int], bounds: Any, *, steps: int, make: Callable[[Any], Any] = World
 ) -> Counter[str]:
     """Run each seed. Returns: how often each kind of event happened.
 
-    Args: `make`: makes the world of a run.
+    Args: `make`: makes the world of a run: of groups, or of leases.
 
     Raises: Broken with the seed and the events before it.
     """
@@ -22,7 +24,7 @@ def run_seeds(
     for seed in seeds:
         chance = random.Random(seed)
         world = make(_some_faults(bounds, chance))
-        trace: list[Event] = []
+        trace: list[Any] = []
         try:
             _run(world, chance, steps, trace, figures)
             world.heal(chance.choice)
@@ -32,17 +34,17 @@ def run_seeds(
     return figures
 
 
-def _some_faults(bounds: Bounds, chance: random.Random) -> Bounds:
+def _some_faults(bounds: Any, chance: random.Random) -> Any:
     """Each run has other kinds and numbers of faults."""
     faults = tuple(
         (kind, 0 if chance.random() < 0.35 else chance.randint(1, 2 * most + 1) if most else 0)
         for kind, most in bounds.faults
     )
-    return Bounds(**{**vars(bounds), "faults": faults})
+    return replace(bounds, faults=faults)
 
 
 def _run(
-    world: World, chance: random.Random, steps: int, trace: list[Event], figures: Counter[str]
+    world: Any, chance: random.Random, steps: int, trace: list[Any], figures: Counter[str]
 ) -> None:
     for _ in range(steps):
         events = world.events()

@@ -1,0 +1,233 @@
+"""The leases of one group on this shard: its queues, leases and sessions, as a function of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from raymq.store.state.topics import QueueKey
+
+from .entries import (
+    Entry,
+    ForgetEntry,
+    HeldEntry,
+    LeaseEntry,
+    LengthEntry,
+    QueueEntry,
+    ResetEntry,
+    SessionEntry,
+    Settled,
+    SettleEntry,
+    SettleOutcome,
+    TrimEntry,
+)
+from .offsets import OffsetColumn
+from .queue_columns import OPEN, WAITING, QueueColumns
+
+
+@dataclass(slots=True)
+class OpenLease:
+    """Offsets that a session got with one request."""
+
+    session: bytes
+    #: a new leader gives it so long
+    lease_ms: int
+    #: offsets that are not settled, and that no other lease has
+    open_count: int = 0
+    #: what it got of each queue, settled or not
+    parts: list[tuple[QueueKey, OffsetColumn]] = field(default_factory=list)
+
+
+class WorkerSession(NamedTuple):
+    """The newest requests of a session, so that a repeated one gets its first answer."""
+
+    #: the newest request that got a lease, and its number
+    request: int = 0
+    number: int = 0
+    #: the newest request that settled, and what it was refused
+    settle: int = 0
+    refused: Sequence[Settled] = ()
+
+
+#: of a session that is not known
+NEW_SESSION = WorkerSession()
+
+
+class GroupLeases:
+    """Not thread-safe: the put lock guards it."""
+
+    def __init__(self) -> None:
+        self.queues: dict[QueueKey, QueueColumns] = {}
+        #: by number
+        self.leases: dict[int, OpenLease] = {}
+        self.sessions: dict[bytes, WorkerSession] = {}
+        #: outcome -> offsets that have met it since the group began, or since the process did
+        self.counts: dict[SettleOutcome, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes of memory it takes."""
+        columns = sum(each.nbytes for each in self.queues.values())
+        return columns + 200 * len(self.leases) + 200 * len(self.sessions)
+
+    @property
+    def in_flight(self) -> int:
+        """Offsets that are leased and not settled."""
+        return sum(each.open_count for each in self.queues.values())
+
+    def open_of(self, number: int) -> Iterator[tuple[QueueKey, OffsetColumn]]:
+        """What a lease still holds, by queue."""
+        lease = self.leases.get(number)
+        for key, offsets in () if lease is None else lease.parts:
+            if key in self.queues:
+                left = self.queues[key].open_under(number, offsets)
+                if len(left):
+                    yield key, left
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> None:
+        """Account for one entry. Raises: ValueError, LookupError for one that no leader writes."""
+        match entry:
+            case LeaseEntry():
+                self._lease(entry)
+            case SettleEntry():
+                self._settle(entry)
+            case ResetEntry():
+                self._reset(entry)
+            case TrimEntry():
+                self._trim(entry)
+            case LengthEntry():
+                if entry.number in self.leases:
+                    self.leases[entry.number].lease_ms = entry.lease_ms
+            case ForgetEntry():
+                for session in entry.sessions:
+                    self.sessions.pop(session, None)
+            case HeldEntry():
+                self.leases[entry.number] = OpenLease(entry.session, entry.lease_ms)
+            case SessionEntry():
+                self.sessions[entry.session] = WorkerSession(*entry[1:])
+            case QueueEntry():
+                self._load(entry)
+            case _:
+                raise ValueError(f"an entry {type(entry).__name__}")
+
+    def _lease(self, entry: LeaseEntry) -> None:
+        number = entry.number
+        lease = OpenLease(entry.session, entry.lease_ms)
+        for part in entry.parts:
+            lost = self.queues[part.key].lease(number, part)
+            self._drop(lost)
+            if len(part.taken):
+                lease.open_count += len(part.taken)
+                lease.parts.append((part.key, part.taken))
+
+        if number:
+            self.leases[number] = lease
+            if entry.session:
+                known = self.sessions.get(entry.session, NEW_SESSION)
+                self.sessions[entry.session] = known._replace(request=entry.request, number=number)
+
+    def _settle(self, entry: SettleEntry) -> None:
+        refused: list[Settled] = []
+        for group in entry.groups:
+            if group.outcome == SettleOutcome.REFUSED:
+                refused.append(group)
+                continue
+            self._settle_group(group)
+            self.counts[group.outcome] = self.counts.get(group.outcome, 0) + len(group.offsets)
+        if entry.session:
+            known = self.sessions.get(entry.session, NEW_SESSION)
+            self.sessions[entry.session] = known._replace(settle=entry.settle, refused=refused)
+
+    def _settle_group(self, group: Settled) -> None:
+        columns, offsets = self.queues[group.key], group.offsets
+        places = columns.at(offsets)
+        status = columns.status[places]
+        is_held = (status == OPEN) & (columns.number[places] == group.number)
+        if not group.number:
+            is_held = (status == OPEN) | (status == WAITING)
+        if not (columns.inside(offsets) & is_held).all():
+            raise ValueError(f"offsets of {group.key} that lease {group.number} does not hold")
+
+        if group.number:
+            self._release(group.number, len(offsets))
+        else:
+            self._drop(columns.number[places[status == OPEN]])
+        if group.outcome in (SettleOutcome.NACKED, SettleOutcome.RETURNED):
+            is_counted = group.outcome == SettleOutcome.NACKED
+            columns.wait(offsets, group.delay_ms, is_counted=is_counted)
+        elif group.outcome in (SettleOutcome.ACKED, SettleOutcome.DEAD, SettleOutcome.MOVED):
+            columns.settle(offsets)
+            columns.advance()
+        else:
+            raise ValueError(f"an outcome {group.outcome!r}")
+
+    def _drop(self, numbers: OffsetColumn) -> None:
+        """Account for offsets that leases lost. Args: `numbers`: of the leases, one for each offset."""
+        if len(numbers):
+            lost, counts = np.unique(numbers, return_counts=True)
+            for number, count in zip(lost.tolist(), counts.tolist(), strict=True):
+                self._release(number, count)
+
+    def _release(self, number: int, count: int) -> None:
+        lease = self.leases[number]
+        lease.open_count -= count
+        if not lease.open_count:
+            del self.leases[number]
+
+    def _reset(self, entry: ResetEntry) -> None:
+        columns = self.queues.pop(entry.key, None)
+        if columns is not None:
+            left = columns.unsettled()
+            places = columns.at(left)
+            self._drop(columns.number[places[columns.status[places] == OPEN]])
+        if entry.offset >= 0:
+            self.queues[entry.key] = QueueColumns(entry.offset)
+
+    def _trim(self, entry: TrimEntry) -> None:
+        columns = self.queues[entry.key]
+        places = columns.at(columns.unsettled(entry.min_offset))
+        self._drop(columns.number[places[columns.status[places] == OPEN]])
+        columns.trim(entry.min_offset)
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget the queues of a topic that is deleted."""
+        for key in [key for key in self.queues if key[0] == topic]:
+            self._reset(ResetEntry(key, -1))
+
+    # --- snapshots --------------------------------------------------------------------------------
+
+    def entries(self) -> Iterator[Entry]:
+        """The whole state as entries: applied to an empty one, they make this one."""
+        for number, lease in self.leases.items():
+            yield HeldEntry(number, lease.session, lease.lease_ms)
+        for session, known in self.sessions.items():
+            yield SessionEntry(session, *known)
+        for key, columns in self.queues.items():
+            yield from columns.entries(key)
+
+    def _load(self, entry: QueueEntry) -> None:
+        if entry.first == entry.low:
+            self.queues[entry.key] = QueueColumns(entry.low)
+        self.queues[entry.key].load(entry)
+        offsets = np.arange(entry.first, entry.stop)
+        is_left = np.ones(len(offsets), dtype=np.bool_)
+        is_left[entry.settled - entry.first] = False
+        left = offsets[is_left]
+        if not len(left):
+            return
+
+        # The offsets of one lease together, ascending.
+        order = np.argsort(entry.numbers, kind="stable")
+        numbers, firsts = np.unique(entry.numbers[order], return_index=True)
+        for number, found in zip(
+            numbers.tolist(), np.split(left[order], firsts[1:].tolist()), strict=True
+        ):
+            if number:
+                lease = self.leases[number]
+                lease.open_count += len(found)
+                lease.parts.append((entry.key, found))

@@ -1,0 +1,723 @@
+"""The decisions on leases: who gets which messages, what is settled, whose time is over. A state machine without I/O.
+
+A decision is a `LeasePlan`: entries that the log needs, messages to copy with them, and an answer. It changes nothing
+of the state: the entries do, once their records are appended. `note` then starts their times. The answer leaves when
+all that is in the log is confirmed; without entries it also waits for a check that this replica still leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.base.errors import Rejected, Unavailable
+from raymq.store.state.topics import QueueKey
+
+from . import key_order
+from .entries import (
+    Entry,
+    ForgetEntry,
+    LeasedPart,
+    LeaseEntry,
+    LengthEntry,
+    ResetEntry,
+    Settled,
+    SettleEntry,
+    SettleOutcome,
+    TrimEntry,
+)
+from .group_leases import NEW_SESSION, GroupLeases, WorkerSession
+from .lease_table import LeaseTable
+from .lease_times import LeaseTimes
+from .offsets import NO_OFFSETS, OffsetColumn
+from .options import COPIES_MAX, DELAY_IN_PLACE_MS_MAX, LEASE_OFFSETS_MAX, LeaseOptions
+from .queue_columns import OPEN, QueueColumns
+from .requests import (
+    NO_SESSION,
+    Copy,
+    ExtendAnswer,
+    LeaseAnswer,
+    Leased,
+    LeaseRequest,
+    Offer,
+    RefusedOffsets,
+    SettleAnswer,
+    SettleItem,
+    SettleRequest,
+)
+
+#: sessions of a shard
+SESSIONS_MAX = 10_000
+#: a session that holds nothing is forgotten after so long
+SESSION_IDLE_MS = 3_600_000
+#: verdicts that settle a message for ever
+_FINAL = (SettleOutcome.ACKED, SettleOutcome.REJECTED)
+_NO_SLOTS = np.zeros(0, dtype=np.uint16)
+
+
+class AppendGroup(NamedTuple):
+    """Entries and copied messages that the log gets together, or not at all."""
+
+    entries: Sequence[Entry]
+    copies: Sequence[Copy] = ()
+
+
+@dataclass
+class LeasePlan:
+    """A decision."""
+
+    #: in this order
+    groups: list[AppendGroup] = field(default_factory=list)
+    #: None: the request is too old to be answered
+    answer: LeaseAnswer | SettleAnswer | ExtendAnswer | None = None
+    #: of messages that are leased or passed for the first time: their queue, and the slots of their keys
+    slots: list[tuple[QueueKey, OffsetColumn, npt.NDArray[np.uint16]]] = field(default_factory=list)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What the log needs before the answer counts."""
+        return [entry for group in self.groups for entry in group.entries]
+
+
+class LeaseMachine:
+    """Decides for one group while this replica leads. Callers: one thread, with the put lock. Times: monotonic, ms."""
+
+    def __init__(self, table: LeaseTable, name: str, options: LeaseOptions, now_ms: int) -> None:
+        """Begin to lead the group's leases on this shard."""
+        self._table = table
+        self._name = name
+        self.options = options
+        #: messages that one step copies. A caller whose append group would be too large lowers it
+        self.copies_max = COPIES_MAX
+        self._times = LeaseTimes(self._group, options)
+        self._times.activate(now_ms)
+        #: session -> when it was used last
+        self._used_ms = dict.fromkeys(self._group.sessions, now_ms)
+        #: in the order of keys: messages of an earlier leader, whose keys are not known yet
+        self._without_keys = (
+            {key: left for key, each in self._group.queues.items() if len(left := each.unsettled())}
+            if options.order == "key"
+            else {}
+        )
+
+    @property
+    def _group(self) -> GroupLeases:
+        found = self._table.groups.get(self._name)
+        # Made here, so that times and records have the same one.
+        return self._table.groups.setdefault(self._name, GroupLeases()) if found is None else found
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the group was deleted, or its state was made again: then another machine decides."""
+        return not self._times.is_of(self._table.groups.get(self._name))
+
+    def change_options(self, options: LeaseOptions) -> None:
+        """Take other options, from the next decision on. Those of another order need another machine."""
+        self.options = self._times.options = options
+
+    # --- leases -----------------------------------------------------------------------------------
+
+    def begin(self, key: QueueKey, offset: int) -> LeasePlan:
+        """Let a queue begin at the offset that the group has committed, or wants to start at."""
+        if key in self._group.queues:
+            return LeasePlan()
+        return LeasePlan([AppendGroup([ResetEntry(key, offset)])])
+
+    def due(self, key: QueueKey, count: int, now_ms: int) -> OffsetColumn:
+        """Offsets that may be leased again, the first ones, at most `count`. In an order, `lease` finds them itself."""
+        return self._times.ready(key, count, now_ms)
+
+    def next_ms(self) -> int | None:
+        """When an offset may become due; None: no time makes one due."""
+        return self._times.next_ms()
+
+    def room(self, key: QueueKey) -> int:
+        """How many messages of a queue may be leased for the first time."""
+        columns = self._group.queues[key]
+        if not self._table.may_grow(self._name):
+            return 0
+        in_window = columns.low + self.options.window - columns.next
+        return max(0, min(in_window, self.options.max_in_flight - self._group.in_flight))
+
+    def lease(self, request: LeaseRequest, offers: Sequence[Offer], now_ms: int) -> LeasePlan:
+        """Decide on a lease. Args: `offers`: what its queues have, in the order of preference.
+
+        Raises: Rejected for a new session, if there are as many as may be.
+        """
+        session = self._note_use(request.session, now_ms)
+        if request.session and is_repeated(request.request, session.request):
+            return LeasePlan(answer=self._repeated(request, session.number, now_ms))
+        if request.session and is_old(request.request, session.request):
+            return LeasePlan()
+
+        self._times.advance(now_ms)
+        plan, parts = LeasePlan(), []
+        wanted = min(request.max_records, LEASE_OFFSETS_MAX)
+        room = self.options.max_in_flight - self._group.in_flight
+        for offer in offers:
+            if wanted <= 0:
+                break
+            part = self._choose(plan, offer, wanted, room, now_ms)
+            if part is not None:
+                parts.append(part)
+                wanted -= len(part.taken)
+                room -= self._added(part)
+
+        lease_ms = min(request.lease_ms or self.options.lease_ms, self.options.max_lease_ms)
+        is_lease = any(len(part.taken) for part in parts)
+        number = self._table.number + 1 if is_lease else 0
+        leased = [self._leased(part) for part in parts if len(part.taken)]
+        plan.answer = LeaseAnswer(request.request, number, lease_ms if is_lease else 0, leased)
+        if parts:
+            session_id = request.session if is_lease else NO_SESSION
+            entry = LeaseEntry(number, session_id, request.request, lease_ms, parts)
+            plan.groups.append(AppendGroup([entry]))
+        return plan
+
+    def _repeated(self, request: LeaseRequest, number: int, now_ms: int) -> LeaseAnswer:
+        """The answer to a repeated request: what is still open of its lease, whose time starts again."""
+        lease = self._group.leases.get(number)
+        granted_ms = 0
+        if lease is not None:
+            granted_ms = restarted_ms(self._times, number, lease.lease_ms, now_ms)
+        if not granted_ms:
+            return LeaseAnswer(request.request, 0, 0, ())
+        parts = []
+        for key, offsets in self._group.open_of(number):
+            columns = self._group.queues[key]
+            left = self._times.held_by_lease(number, key, offsets)
+            if len(left):
+                parts.append(Leased(key, left, columns.attempts[columns.at(left)]))
+        return LeaseAnswer(request.request, number, granted_ms, parts)
+
+    def _choose(
+        self, plan: LeasePlan, offer: Offer, wanted: int, room: int, now_ms: int
+    ) -> LeasedPart | None:
+        """The part of a lease in one queue; None: nothing of it. Adds dead ones to the plan.
+
+        Args: `wanted`: messages at most. `room`: those leased for the first time, at most.
+        """
+        columns = self._group.queues.get(offer.key)
+        if columns is None or offer.key in self._without_keys:
+            return None
+        fresh, slots, before = self._fresh_of(columns, offer)
+        if self.options.order:
+            due = columns.unsettled()
+            due = due[columns.permitted(due, now_ms)]
+        else:
+            due = offer.due[columns.permitted(offer.due, now_ms)]
+        dead, left = self._dead_of(columns, due)
+        now_dead = dead[: max(0, self.copies_max - sum(len(each.copies) for each in plan.groups))]
+        if len(now_dead):
+            self._bury(plan, offer.key, now_dead)
+
+        if self.options.order and blocks_keys():
+            may = key_order.may_lease(columns, fresh, slots, now_ms, dead[len(now_dead) :])
+            left = may[(may < columns.next) & np.isin(may, dead, invert=True)]
+            chosen = may[may >= columns.next]
+        else:
+            chosen = fresh
+        left = left[:wanted]
+        is_out = columns.status[columns.at(left)] == OPEN
+        room -= len(left) - int(np.count_nonzero(is_out))
+        chosen = chosen[: max(0, min(wanted - len(left), room))]
+        return self._part(columns, offer, left, fresh, chosen, slots, before, plan)
+
+    def _added(self, part: LeasedPart) -> int:
+        """How many more are in flight with a part: what another lease had is in flight already."""
+        columns = self._group.queues[part.key]
+        old = part.taken[part.taken < columns.next]
+        is_out = columns.status[columns.at(old)] == OPEN
+        return len(part.taken) - int(np.count_nonzero(is_out))
+
+    def _fresh_of(
+        self, columns: QueueColumns, offer: Offer
+    ) -> tuple[OffsetColumn, npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+        """What of an offer matches and was never leased: the offsets, their slots and earlier attempts."""
+        stop = min(offer.stop, columns.low + self.options.window)
+        gone = columns.next - offer.first
+        if gone < 0 or stop <= columns.next or not self._table.may_grow(self._name):
+            return NO_OFFSETS, _NO_SLOTS, _NO_SLOTS
+        offsets = np.arange(columns.next, stop)
+        rows = slice(gone, stop - offer.first)
+        matches = np.ones(len(offsets), np.bool_) if offer.matches is None else offer.matches[rows]
+        slots = np.zeros(len(offsets), np.uint16) if offer.slots is None else offer.slots[rows]
+        before = _NO_SLOTS if offer.attempts is None else offer.attempts[rows][matches]
+        return offsets[matches], slots[matches], before
+
+    def _part(
+        self,
+        columns: QueueColumns,
+        offer: Offer,
+        due: OffsetColumn,
+        fresh: OffsetColumn,
+        chosen: OffsetColumn,
+        slots: npt.NDArray[np.uint16],
+        before: npt.NDArray[np.uint16],
+        plan: LeasePlan,
+    ) -> LeasedPart | None:
+        """The part of a lease with these offsets, and with those that it passes over."""
+        last = int(chosen[-1]) if len(chosen) else columns.next - 1
+        used = fresh <= last
+        rest = fresh[~used]
+        end = columns.next
+        if offer.first <= columns.next and self._table.may_grow(self._name):
+            stop = min(offer.stop, columns.low + self.options.window)
+            end = max(end, int(rest[0]) if len(rest) else stop)
+        passed = fresh[used][np.isin(fresh[used], chosen, assume_unique=True, invert=True)]
+        filtered = np.arange(columns.next, end)
+        if len(filtered):
+            filtered = filtered[np.isin(filtered, fresh, assume_unique=True, invert=True)]
+        if not len(due) and not len(chosen) and not len(filtered):
+            return None
+
+        if self.options.order:
+            plan.slots.append((offer.key, fresh[used], slots[used]))
+        earlier = before[used].astype(np.int64) if len(before) else NO_OFFSETS
+        return LeasedPart(offer.key, np.concatenate((due, chosen)), filtered, passed, earlier)
+
+    def _leased(self, part: LeasedPart) -> Leased:
+        """What the answer says of a part: the attempts with this one."""
+        columns = self._group.queues[part.key]
+        is_old = part.taken < columns.next
+        attempts = np.ones(len(part.taken), dtype=np.int64)
+        attempts[is_old] += columns.attempts[columns.at(part.taken[is_old])]
+        if len(part.before):
+            fresh = part.taken[~is_old]
+            used = np.sort(np.concatenate((fresh, part.passed)))
+            attempts[~is_old] += part.before[np.searchsorted(used, fresh)]
+        return Leased(part.key, part.taken, attempts.astype(np.uint16))
+
+    def _dead_of(
+        self, columns: QueueColumns, offsets: OffsetColumn
+    ) -> tuple[OffsetColumn, OffsetColumn]:
+        """The offsets that had their last attempt, and the others."""
+        most = self.options.max_attempts
+        if most is None:
+            return NO_OFFSETS, offsets
+        is_dead = attempts_of(columns, offsets) >= most
+        return offsets[is_dead], offsets[~is_dead]
+
+    def _bury(self, plan: LeasePlan, key: QueueKey, dead: OffsetColumn) -> None:
+        """Settle messages whose last attempt ended without a word of their worker."""
+        columns = self._group.queues[key]
+        entry = SettleEntry(NO_SESSION, 0, [Settled(SettleOutcome.DEAD, 0, key, 0, dead)])
+        copies = [
+            self._copy(columns, key, offset, SettleOutcome.DEAD, "its last lease ended")
+            for offset in dead.tolist()
+        ]
+        plan.groups.append(AppendGroup([entry], copies if self.options.has_dead_letters else ()))
+
+    def _copy(
+        self,
+        columns: QueueColumns,
+        key: QueueKey,
+        offset: int,
+        outcome: SettleOutcome,
+        reason: str,
+        delay_ms: int = 0,
+    ) -> Copy:
+        place = int(columns.at(np.array([offset]))[0])
+        lease = self._group.leases.get(int(columns.number[place]))
+        holder = NO_SESSION if lease is None else lease.session
+        return Copy(key, offset, outcome, int(columns.attempts[place]), reason, delay_ms, holder)
+
+    # --- settlements ------------------------------------------------------------------------------
+
+    def settle(self, request: SettleRequest, now_ms: int) -> LeasePlan:
+        """Decide what becomes of messages.
+
+        Raises: Rejected for a new session, if there are as many as may be, and for too many rejected messages.
+        """
+        session = self._note_use(request.session, now_ms)
+        if request.session and is_settled_before(request.settle, session.settle):
+            refused = [
+                RefusedOffsets(each.number, each.key, each.offsets) for each in session.refused
+            ]
+            return LeasePlan(answer=SettleAnswer(request.settle, refused))
+        if request.session and is_old(request.settle, session.settle):
+            return LeasePlan()
+
+        self._times.advance(now_ms)
+        draft = _Settling()
+        for item in request.items:
+            self._check_keys(item.key)
+            draft.take(item, self._held(item, draft))
+        if self.options.order and orders_settlements():
+            self._refuse_early(draft)
+        self._decide(draft)
+        if len(draft.copies) > self.copies_max:
+            raise Rejected(
+                f"{len(draft.copies)} messages would be copied; one request may reject {self.copies_max}",
+                field="rejected",
+                limit=self.copies_max,
+                found=len(draft.copies),
+            )
+
+        groups = [Settled(*each, np.sort(np.concatenate(found))) for each, found in draft.groups()]
+        refused = [
+            RefusedOffsets(each.number, each.key, each.offsets)
+            for each in groups
+            if each.outcome == SettleOutcome.REFUSED
+        ]
+        plan = LeasePlan(answer=SettleAnswer(request.settle, refused))
+        if records_settlement(request.session, groups):
+            if not request.session:
+                groups = [each for each in groups if each.outcome != SettleOutcome.REFUSED]
+            if groups or request.session:
+                entry = SettleEntry(request.session, request.settle, groups)
+                copies = draft.copies if self.options.has_dead_letters else draft.moved()
+                plan.groups.append(AppendGroup([entry], copies))
+        return plan
+
+    def _held(self, item: SettleItem, draft: _Settling) -> npt.NDArray[np.bool_]:
+        """Which offsets of an item its lease holds. One that the request names twice counts once."""
+        columns = self._group.queues.get(item.key)
+        if columns is None:
+            return np.zeros(len(item.offsets), dtype=np.bool_)
+        is_held = is_held_by(self, columns, item)
+        for named in draft.named.get(item.key, ()):
+            is_held &= np.isin(item.offsets, named, invert=True)
+        return is_held
+
+    def _refuse_early(self, draft: _Settling) -> None:
+        """Refuse what has an earlier message of its key that stays unsettled."""
+        by_queue: dict[QueueKey, list[OffsetColumn]] = {}
+        for item in draft.items:
+            if item.verdict in _FINAL and len(item.offsets):
+                by_queue.setdefault(item.key, []).append(item.offsets)
+        may: dict[QueueKey, OffsetColumn] = {}
+        for key, found in by_queue.items():
+            offsets = np.sort(np.concatenate(found))
+            may[key] = offsets[key_order.may_settle(self._group.queues[key], offsets)]
+
+        for index, item in enumerate(draft.items):
+            if item.verdict in _FINAL and len(item.offsets):
+                is_kept = np.isin(item.offsets, may[item.key])
+                draft.refuse(item, item.offsets[~is_kept])
+                draft.items[index] = item._replace(offsets=item.offsets[is_kept])
+
+    def _decide(self, draft: _Settling) -> None:
+        """The outcome of each message that its lease holds."""
+        for item in draft.items:
+            if not len(item.offsets):
+                continue
+            columns = self._group.queues[item.key]
+            match item.verdict:
+                case SettleOutcome.ACKED:
+                    draft.add(SettleOutcome.ACKED, item, item.offsets)
+                case SettleOutcome.REJECTED:
+                    self._add_copies(draft, item, item.offsets, SettleOutcome.DEAD, "rejected")
+                case SettleOutcome.NACKED:
+                    self._nack(draft, columns, item)
+                case SettleOutcome.RETURNED:
+                    draft.add(SettleOutcome.RETURNED, item, item.offsets)
+                case _:
+                    raise Rejected("no verdict", field="verdict", found=item.verdict)
+
+            is_returned = item.verdict in (SettleOutcome.NACKED, SettleOutcome.RETURNED)
+            if is_returned and self.options.order and returns_later_ones():
+                held = columns.open_under(item.number, self._of_lease(item))
+                for named in draft.named[item.key]:
+                    held = held[np.isin(held, named, invert=True)]
+                later = key_order.later_ones(columns, held, item.offsets)
+                if len(later):
+                    draft.add(SettleOutcome.RETURNED, item, later)
+                    draft.named[item.key].append(later)
+
+    def _of_lease(self, item: SettleItem) -> OffsetColumn:
+        lease = self._group.leases[item.number]
+        found = [offsets for key, offsets in lease.parts if key == item.key]
+        return np.concatenate(found) if found else NO_OFFSETS
+
+    def _nack(self, draft: _Settling, columns: QueueColumns, item: SettleItem) -> None:
+        """What becomes of messages that are to be delivered again."""
+        dead, left = self._dead_of(columns, item.offsets)
+        room = self.copies_max - len(draft.copies)
+        self._add_copies(draft, item, dead[:room], SettleOutcome.DEAD, "its last attempt failed")
+        # The next request for a lease finds that these had their last attempt.
+        draft.add(SettleOutcome.NACKED, item, dead[room:])
+
+        attempts = columns.attempts[columns.at(left)]
+        for each in np.unique(attempts).tolist():
+            offsets = left[attempts == each]
+            delay_ms = self.options.backoff_of(each) if item.delay_ms is None else item.delay_ms
+            room = self.copies_max - len(draft.copies)
+            is_crowded = columns.next - columns.low > self.options.window // 2
+            moves = delay_ms > DELAY_IN_PLACE_MS_MAX or is_crowded
+            if not moves or self.options.order:
+                room = 0
+            self._add_copies(draft, item, offsets[:room], SettleOutcome.MOVED, "delayed", delay_ms)
+            draft.add(SettleOutcome.NACKED, item, offsets[room:], delay_ms)
+
+    def _add_copies(
+        self,
+        draft: _Settling,
+        item: SettleItem,
+        offsets: OffsetColumn,
+        outcome: SettleOutcome,
+        reason: str,
+        delay_ms: int = 0,
+    ) -> None:
+        columns = self._group.queues[item.key]
+        draft.add(outcome, item, offsets)
+        draft.copies += [
+            self._copy(columns, item.key, offset, outcome, reason, delay_ms)
+            for offset in offsets.tolist()
+        ]
+
+    # --- more time --------------------------------------------------------------------------------
+
+    def extend(
+        self,
+        session: bytes,
+        now_ms: int,
+        *,
+        numbers: Iterable[int] | None = None,
+        lease_ms: int | None = None,
+    ) -> LeasePlan:
+        """Give leases of a session more time.
+
+        Args: `numbers`: of the leases; None: all of the session, of which there must be one. `lease_ms`: None: the
+        length of each.
+        """
+        self._note_use(session, now_ms)
+        leases = self._group.leases
+        named = (leases if session else ()) if numbers is None else numbers
+        mine = [each for each in named if each in leases and leases[each].session == session]
+
+        plan, granted = LeasePlan(), {}
+        entries: list[Entry] = []
+        for number in mine:
+            length_ms = lease_ms or leases[number].lease_ms
+            granted_ms = self._times.prolong(number, length_ms, now_ms)
+            if granted_ms:
+                granted[number] = granted_ms
+                if needs_record(granted_ms, leases[number].lease_ms):
+                    entries.append(LengthEntry(number, granted_ms))
+        if entries:
+            plan.groups.append(AppendGroup(entries))
+        plan.answer = ExtendAnswer(granted)
+        return plan
+
+    def set_deadline(
+        self,
+        number: int,
+        key: QueueKey,
+        offset: int,
+        length_ms: int,
+        now_ms: int,
+        *,
+        gives_up: bool = False,
+    ) -> LeasePlan:
+        """Give one message of a lease a deadline of its own, which extending the lease does not move any more.
+
+        Args: `gives_up`: its worker does not hold it any more; others get it then, and the attempt counts.
+        """
+        lease = self._group.leases.get(number)
+        columns = self._group.queues.get(key)
+        answer = LeasePlan(answer=ExtendAnswer({}))
+        if lease is None or columns is None:
+            return answer
+        if not len(columns.open_under(number, np.array([offset]))):
+            return answer
+        length_ms = self._times.set_own(number, key, offset, length_ms, now_ms, ends=gives_up)
+        if length_ms:
+            answer.answer = ExtendAnswer({number: length_ms})
+            if needs_record(length_ms, lease.lease_ms):
+                answer.groups.append(AppendGroup([LengthEntry(number, length_ms)]))
+        return answer
+
+    # --- operators, retention ---------------------------------------------------------------------
+
+    def trim(self, key: QueueKey, min_offset: int) -> LeasePlan:
+        """Settle what retention has deleted."""
+        columns = self._group.queues.get(key)
+        if columns is None or columns.low >= min_offset:
+            return LeasePlan()
+        return LeasePlan([AppendGroup([TrimEntry(key, min_offset)])])
+
+    def reset(self, key: QueueKey, offset: int) -> LeasePlan:
+        """Let a queue begin at another offset. All of its leases end."""
+        return LeasePlan([AppendGroup([ResetEntry(key, offset)])])
+
+    def forget_idle(self, now_ms: int) -> LeasePlan:
+        """Forget sessions that hold nothing and were not used for an hour."""
+        holding = {lease.session for lease in self._group.leases.values()}
+        self._used_ms = {each: self._used_ms.get(each, now_ms) for each in self._group.sessions}
+        idle = [
+            session
+            for session, used_ms in self._used_ms.items()
+            if session not in holding and now_ms - used_ms >= SESSION_IDLE_MS
+        ]
+        return LeasePlan([AppendGroup([ForgetEntry(idle)])]) if idle else LeasePlan()
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    def without_keys(self, key: QueueKey) -> OffsetColumn:
+        """The messages of a queue whose keys a new leader has to read before it leases others, in the order of keys."""
+        return self._without_keys.get(key, NO_OFFSETS)
+
+    def note_keys(
+        self, key: QueueKey, offsets: OffsetColumn, slots: npt.NDArray[np.uint16]
+    ) -> None:
+        """Take the slots of the keys of all messages that `without_keys` named."""
+        columns = self._group.queues[key]
+        inside = columns.inside(offsets)
+        columns.slot[columns.at(offsets[inside])] = slots[inside]
+        self._without_keys.pop(key, None)
+
+    def _check_keys(self, key: QueueKey) -> None:
+        if key in self._without_keys:
+            raise Unavailable(f"the keys of the messages of queue {key[1]} of {key[0]} are read")
+
+    # --- what follows from appended entries -------------------------------------------------------
+
+    def note(self, plan: LeasePlan, now_ms: int) -> None:
+        """Start the times of a plan whose entries were appended and applied."""
+        for key, offsets, slots in plan.slots:
+            columns = self._group.queues[key]
+            inside = columns.inside(offsets)
+            columns.slot[columns.at(offsets[inside])] = slots[inside]
+        for entry in plan.entries:
+            if isinstance(entry, LeaseEntry):
+                self._note_lease(entry, now_ms)
+            elif isinstance(entry, SettleEntry):
+                for group in entry.groups:
+                    if group.outcome in (SettleOutcome.NACKED, SettleOutcome.RETURNED):
+                        self._times.wait(group.key, group.offsets, now_ms + group.delay_ms)
+
+    def _note_lease(self, entry: LeaseEntry, now_ms: int) -> None:
+        if entry.number:
+            self._times.begin(entry.number, entry.lease_ms, now_ms)
+        for part in entry.parts:
+            hold(self._times, self._group.queues[part.key], part.taken)
+            self._times.wait(part.key, part.passed, now_ms)
+
+    def _note_use(self, session: bytes, now_ms: int) -> WorkerSession:
+        """The session of a request. Raises: Rejected for a new one, if there are as many as may be."""
+        if not session:
+            return NEW_SESSION
+        known = self._group.sessions.get(session)
+        if known is None:
+            count = sum(len(each.sessions) for each in self._table.groups.values())
+            if count >= SESSIONS_MAX:
+                raise Rejected(
+                    f"the shard knows {count} sessions of workers; the limit is {SESSIONS_MAX}",
+                    field="session",
+                    limit=SESSIONS_MAX,
+                    found=count,
+                )
+        self._used_ms[session] = now_ms
+        return known or NEW_SESSION
+
+
+class _Settling:
+    """A request that settles, while it is decided."""
+
+    def __init__(self) -> None:
+        #: what leases hold of the items
+        self.items: list[SettleItem] = []
+        #: queue -> offsets that were named
+        self.named: dict[QueueKey, list[OffsetColumn]] = {}
+        self.copies: list[Copy] = []
+        self._found: dict[tuple[SettleOutcome, int, QueueKey, int], list[OffsetColumn]] = {}
+
+    def take(self, item: SettleItem, is_held: npt.NDArray[np.bool_]) -> None:
+        """Take an item. Args: `is_held`: which of its offsets its lease holds."""
+        self.refuse(item, item.offsets[~is_held])
+        held = item.offsets[is_held]
+        self.items.append(item._replace(offsets=held))
+        self.named.setdefault(item.key, []).append(held)
+
+    def refuse(self, item: SettleItem, offsets: OffsetColumn) -> None:
+        """Refuse offsets of an item."""
+        self.add(SettleOutcome.REFUSED, item, offsets)
+
+    def add(
+        self, outcome: SettleOutcome, item: SettleItem, offsets: OffsetColumn, delay_ms: int = 0
+    ) -> None:
+        """Let offsets of an item have an outcome."""
+        if len(offsets):
+            self._found.setdefault((outcome, item.number, item.key, delay_ms), []).append(offsets)
+
+    def groups(
+        self,
+    ) -> Iterable[tuple[tuple[SettleOutcome, int, QueueKey, int], list[OffsetColumn]]]:
+        """SettleOutcome, lease, queue and delay, with the offsets."""
+        return self._found.items()
+
+    def moved(self) -> list[Copy]:
+        """The copies without those of dead messages."""
+        return [each for each in self.copies if each.outcome == SettleOutcome.MOVED]
+
+
+# --- parts that a mutant removes ------------------------------------------------------------------
+
+
+def is_repeated(number: int, newest: int) -> bool:
+    """Whether a request came before: it gets its first answer."""
+    return number == newest
+
+
+def is_settled_before(number: int, newest: int) -> bool:
+    """Whether a request that settles came before: it gets its first answer."""
+    return number == newest
+
+
+def is_old(number: int, newest: int) -> bool:
+    """Whether a request is older than the newest one of its session: nothing waits for its answer."""
+    return number < newest
+
+
+def is_held_by(
+    machine: LeaseMachine, columns: QueueColumns, item: SettleItem
+) -> npt.NDArray[np.bool_]:
+    """Which offsets of an item are open under its lease, however late it comes."""
+    places = columns.at(item.offsets)
+    is_open = (columns.status[places] == OPEN) & (columns.number[places] == item.number)
+    return np.asarray(columns.inside(item.offsets) & is_open)
+
+
+def restarted_ms(times: LeaseTimes, number: int, lease_ms: int, now_ms: int) -> int:
+    """The answer to a repeated request starts the time of its lease again: its worker counts from the repetition."""
+    return times.prolong(number, lease_ms, now_ms)
+
+
+def hold(times: LeaseTimes, columns: QueueColumns, offsets: OffsetColumn) -> None:
+    """A lease ends the wait of what it takes."""
+    times.hold(columns, offsets)
+
+
+def attempts_of(columns: QueueColumns, offsets: OffsetColumn) -> npt.NDArray[np.uint16]:
+    """Attempts are those of the log, so that they count across leaders."""
+    return columns.attempts[columns.at(offsets)]
+
+
+def records_settlement(session: bytes, groups: Sequence[Settled]) -> bool:
+    """A request of a session has a record also if all of it is refused: a refusal must not become untrue."""
+    return True
+
+
+def needs_record(length_ms: int, lease_ms: int) -> bool:
+    """A new leader gives a lease the length that its record says: a longer one needs another record."""
+    return length_ms > lease_ms
+
+
+def blocks_keys() -> bool:
+    """A message waits for the earlier ones of its key."""
+    return True
+
+
+def orders_settlements() -> bool:
+    """A message is settled after the earlier ones of its key."""
+    return True
+
+
+def returns_later_ones() -> bool:
+    """A message that is returned takes the later ones of its key with it."""
+    return True

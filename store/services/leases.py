@@ -1,0 +1,334 @@
+"""Leases of a shard: workers share the messages of its queues, and settle each message alone.
+
+The decisions are `LeaseMachine`'s. This service gives it what the shard's queues have, appends its records and copies
+its messages. An answer counts once everything in the log is as durable as the host of the store promises.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.base.format import RETRY_PREFIX
+from raymq.store.groups.claims import Claim
+from raymq.store.groups.leases.entries import LeaseEntry, SettleOutcome
+from raymq.store.groups.leases.key_order import slots_of
+from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, LeasePlan
+from raymq.store.groups.leases.lease_table import LEASE, SETTLE
+from raymq.store.groups.leases.offsets import NO_OFFSETS, OffsetColumn
+from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX, LeaseOptions
+from raymq.store.groups.leases.packing import pack
+from raymq.store.groups.leases.requests import Copy, LeaseRequest, Offer, SettleRequest
+from raymq.store.put.inner_message import InnerMessage
+from raymq.store.put.inner_put import RecordGroup
+from raymq.store.put.service_host import ServiceHost
+from raymq.store.records.requests import AppendedRows
+from raymq.store.state.features import LEASES_LEVEL
+from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
+
+from .retry import copy_of, queue_of
+from .stored_message import StoredMessage, read, read_one
+
+logger = logging.getLogger("raymq.store")
+
+#: the service of the bundles that copies and settlements make
+SERVICE = "leases"
+#: properties of a dead letter: why it is one, and the session that had it last
+DEAD_REASON, DEAD_HOLDER = "DLQ_REASON", "DLQ_HOLDER"
+
+
+#: properties with a message's key, as text or in base64: a key has one of these forms
+KEY_PROPERTIES = ("__SHARDINGKEY", "__KEY_B64")
+#: orders of a group's messages
+ORDERS = ("", "key", "queue")
+#: messages whose keys are looked at together
+KEYS_READ_MAX = 1_000
+
+
+class LeaseDecision(NamedTuple):
+    """A decision of the machine whose records were appended."""
+
+    plan: LeasePlan
+    #: None: it needed no record
+    appended: AppendedRows | None
+
+
+class LeaseService:
+    """Leases of the groups of workers on one shard, while it leads. Threads: any may call."""
+
+    def __init__(self, store: ServiceHost, *, shard: int = 0) -> None:
+        self._store = store
+        self._shard = shard
+        self._options: dict[str, LeaseOptions] = {}
+        #: by group; made from the state when the group is used first
+        self._machines: dict[str, LeaseMachine] = {}
+
+    def activate(self) -> None:
+        """Begin to lead: every lease gets its whole time again. Callers: before any other call of this leadership."""
+        self._machines.clear()
+
+    def configure(self, group: str, options: LeaseOptions) -> None:
+        """Set the options of a group. Raises: Rejected for an unknown order."""
+        if options.order not in ORDERS:
+            raise Rejected(
+                f"group {group} wants the order {options.order!r}; there are {ORDERS}",
+                field="order",
+                limit=ORDERS,
+                found=options.order,
+            )
+        self._options[group] = options
+        machine = self._machines.get(group)
+        if machine is not None and machine.options != options:
+            if machine.options.order == options.order:
+                machine.change_options(options)
+            else:
+                del self._machines[group]
+
+    def lease(
+        self,
+        group: str,
+        request: LeaseRequest,
+        queues: Sequence[QueueKey],
+        *,
+        start: str = "earliest",
+    ) -> LeaseDecision:
+        """Lease messages of some queues of this shard.
+
+        Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset.
+        Raises: Rejected for a topic that does not exist, and for a queue that a member has claimed. Otherwise as
+        `InnerPut.put_groups`.
+        """
+        store = self._store
+        ranges = {key: store.queue_range(*key) for key in queues}
+        self._prepare(group, ranges, start)
+        self._read_keys(group)
+        columns = store.leases.group(group).queues
+        has_keys = self._options.get(group, LeaseOptions()).order == "key"
+        looked = {
+            key: self._look(key, columns[key].next, ranges[key][1], has_keys=has_keys)
+            for key in queues
+        }
+
+        def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            offers = [
+                each._replace(due=machine.due(key, request.max_records, now_ms))
+                for key, each in looked.items()
+            ]
+            return machine.lease(request, offers, now_ms)
+
+        return self._decide(group, decide)
+
+    def settle(self, group: str, request: SettleRequest) -> LeaseDecision:
+        """Settle leased messages. Raises: Rejected for too many rejected messages; as `InnerPut.put_groups`."""
+        self._read_keys(group)
+        return self._decide(group, lambda machine, now_ms: machine.settle(request, now_ms))
+
+    def extend(self, group: str, session: bytes, lease_ms: int | None = None) -> LeaseDecision:
+        """Give all leases of a session more time: `LeaseMachine.extend`."""
+        return self._decide(
+            group, lambda machine, now_ms: machine.extend(session, now_ms, lease_ms=lease_ms)
+        )
+
+    def set_deadline(
+        self, group: str, number: int, key: QueueKey, offset: int, length_ms: int, *, gives_up: bool
+    ) -> LeaseDecision:
+        """Give one message a deadline of its own: `LeaseMachine.set_deadline`."""
+        return self._decide(
+            group,
+            lambda machine, now_ms: machine.set_deadline(
+                number, key, offset, length_ms, now_ms, gives_up=gives_up
+            ),
+        )
+
+    def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
+        """Let a group go on elsewhere in a queue. All of its leases there end."""
+        return self._decide(group, lambda machine, now_ms: machine.reset(key, offset))
+
+    def forget_idle(self) -> None:
+        """Forget sessions that hold nothing and were not used for an hour."""
+        for group in list(self._machines):
+            self._decide(group, lambda machine, now_ms: machine.forget_idle(now_ms))
+
+    # --- the parts of a decision ------------------------------------------------------------------
+
+    def _prepare(self, group: str, ranges: dict[QueueKey, tuple[int, int]], start: str) -> None:
+        """Let the queues begin, and settle what retention has deleted."""
+        store = self._store
+        store.note_feature_level(LEASES_LEVEL)
+        for target in (dlq_topic(group), retry_topic(group)):
+            queue_of(store, target, self._shard)
+
+        def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            plan = LeasePlan()
+            for key, (first, end) in ranges.items():
+                self._check_queue(group, key)
+                known = store.state.offsets.get((group, key[0]), {}).get(key[1])
+                begin = max(
+                    first, known if known is not None else end if start == "latest" else first
+                )
+                plan.groups += machine.begin(key, begin).groups + machine.trim(key, first).groups
+            return plan
+
+        self._decide(group, decide)
+
+    def _check_queue(self, group: str, key: QueueKey) -> None:
+        """Raises: Rejected, if a group may not lease messages of a queue. Has the put lock."""
+        topic, queue_id = key
+        if topic not in self._store.state.topics:
+            raise unknown_topic(topic)
+        held = self._store.claims.held(group, topic, {queue_id: None})
+        if held:
+            raise _belongs(group, topic, queue_id, held[queue_id])
+
+    def _look(self, key: QueueKey, first: int, end: int, *, has_keys: bool) -> Offer:
+        """What of a queue was never leased, with what the machine needs to know of these messages."""
+        stop = max(first, min(end, first + LEASE_OFFSETS_MAX))
+        is_retry = key[0].startswith(RETRY_PREFIX)
+        if first == stop or not (is_retry or has_keys):
+            return Offer(key, NO_OFFSETS, first, stop)
+
+        found = self._read(key, first, stop)
+        stop = first + len(found)
+        tries = np.array([0 if each is None else each.reconsume_times for each in found], np.uint16)
+        slots = slots_of(list(map(_key_of, found))) if has_keys else None
+        return Offer(
+            key, NO_OFFSETS, first, stop, slots=slots, attempts=tries if is_retry else None
+        )
+
+    def _read(self, key: QueueKey, first: int, stop: int) -> list[StoredMessage | None]:
+        """Some messages of a queue that follow each other, the first ones; None: one cannot be read."""
+        try:
+            most = min(stop - first, KEYS_READ_MAX)
+            found, _ = read(self._store, *key, first, max_records=most)
+        except (Corrupt, OffsetOutOfRange):
+            return [None]
+        whole: list[StoredMessage | None] = []
+        for each in found:
+            gap = each.queue_offset - first - len(whole)
+            whole += [None] * min(gap, most - len(whole))
+            if len(whole) < most:
+                whole.append(each)
+        return whole or [None]
+
+    def _read_keys(self, group: str) -> None:
+        """Read the keys of what an earlier leader has leased, if their order counts."""
+        machine = self._machines.get(group)
+        if self._options.get(group, LeaseOptions()).order != "key":
+            return
+        if machine is None or machine.is_stale:
+            self._decide(group, lambda machine, now_ms: LeasePlan())
+            machine = self._machines[group]
+
+        for key in list(self._store.leases.group(group).queues):
+            offsets = machine.without_keys(key)
+            if not len(offsets):
+                continue
+            first, stop = int(offsets[0]), int(offsets[-1]) + 1
+            found: list[StoredMessage | None] = []
+            while first + len(found) < stop:
+                found += self._read(key, first + len(found), stop)
+            slots = slots_of(list(map(_key_of, found)))[offsets - first]
+            self._note_keys(group, key, offsets, slots)
+
+    def _note_keys(
+        self, group: str, key: QueueKey, offsets: OffsetColumn, slots: npt.NDArray[np.uint16]
+    ) -> None:
+        def note(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            machine.note_keys(key, offsets, slots)
+            return LeasePlan()
+
+        self._decide(group, note)
+
+    def _machine(self, group: str) -> LeaseMachine:
+        """The machine of a group. Has the put lock."""
+        machine = self._machines.get(group)
+        if machine is None or machine.is_stale:
+            options = self._options.get(group, LeaseOptions())
+            now_ms = self._store.clock.monotonic_ms()
+            machine = LeaseMachine(self._store.leases, group, options, now_ms)
+            self._machines[group] = machine
+        return machine
+
+    def _decide(self, group: str, call: Callable[[LeaseMachine, int], LeasePlan]) -> LeaseDecision:
+        """Decide, and append what the decision needs."""
+        made: list[tuple[LeaseMachine, LeasePlan, int]] = []
+
+        def decide() -> list[RecordGroup]:
+            now_ms = self._store.clock.monotonic_ms()
+            machine = self._machine(group)
+            machine.copies_max = COPIES_MAX
+            while True:
+                plan = call(machine, now_ms)
+                groups = [self._records_of(group, each) for each in plan.groups]
+                if machine.copies_max == 1 or not any(map(self._is_large, groups)):
+                    break
+                # A plan changes nothing: one with fewer copies takes its place.
+                machine.copies_max //= 2
+            made.append((machine, plan, now_ms))
+            return groups
+
+        def note() -> None:
+            machine, plan, now_ms = made[-1]
+            machine.note(plan, now_ms)
+
+        appended = self._store.inner_put.put_groups(SERVICE, decide, then=note)
+        return LeaseDecision(made[-1][1], appended)
+
+    def _is_large(self, group: RecordGroup) -> bool:
+        """Whether other puts would wait too long for the copies of a group."""
+        copied_bytes = sum(len(message.body) for message in group.messages)
+        return copied_bytes > self._store.config.bundle_bytes_max
+
+    def _records_of(self, group: str, wanted: AppendGroup) -> RecordGroup:
+        """A group of entries as a record, with the messages that are copied."""
+        is_lease = any(isinstance(entry, LeaseEntry) for entry in wanted.entries)
+        record = (LEASE if is_lease else SETTLE), pack(group, wanted.entries)
+        found = [self._copy(group, copy) for copy in wanted.copies]
+        return RecordGroup([record], [each for each in found if each is not None])
+
+    def _copy(self, group: str, copy: Copy) -> InnerMessage | None:
+        """The copy of a message for the dead letters or for the retry topic; None: it cannot be read any more."""
+        store = self._store
+        is_dead = copy.outcome == SettleOutcome.DEAD
+        target = dlq_topic(group) if is_dead else retry_topic(group)
+        if target not in store.state.topics:
+            raise Unavailable(f"topic {target} was deleted; repeat the call")
+        try:
+            message = read_one(store, *copy.key, copy.offset)
+        except Corrupt as error:
+            logger.warning("a message is settled without its copy for %s: %s", target, error)
+            return None
+        if message is None:
+            return None
+
+        levels = store.config.delay_levels_ms
+        level = 0 if is_dead else min(bisect.bisect_left(levels, copy.delay_ms) + 1, len(levels))
+        queue_id = queue_of(store, target, self._shard)
+        made = copy_of(message, target, queue_id, level, copy.attempts)
+        if not is_dead:
+            return made
+        more = {DEAD_REASON: copy.reason, DEAD_HOLDER: copy.holder.hex()}
+        return replace(made, properties={**made.properties, **more})
+
+
+def _key_of(message: StoredMessage | None) -> bytes:
+    """What stands for a message's key; empty: it has none, or cannot be read."""
+    found = {} if message is None else message.properties
+    return next((found[name].encode() for name in KEY_PROPERTIES if name in found), b"")
+
+
+def _belongs(group: str, topic: str, queue_id: int, claim: Claim) -> Rejected:
+    return Rejected(
+        f"queue {queue_id} of {topic} belongs to member {claim.member_id} of group {group}, which reads it as a "
+        "stream: workers need another group",
+        field="group",
+        limit="a group of workers",
+        found=claim.member_id,
+    )
