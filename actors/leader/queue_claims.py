@@ -193,6 +193,21 @@ class QueueClaims:
         self._await(self._store.inner_put.put_decided(decide))
         return found
 
+    def has_locks(self, group: str) -> bool:
+        """Whether clients of RocketMQ have locked queues of this shard for a group."""
+        is_locked = False
+
+        def decide() -> list[tuple[str, bytes]]:
+            nonlocal is_locked
+            claims = self._store.claims.of_group(group)
+            is_locked = any(
+                claim.is_lock and self._is_held(group, *key, claim) for key, claim in claims.items()
+            )
+            return []
+
+        self._store.inner_put.put_decided(decide)
+        return is_locked
+
     def _is_held(self, group: str, topic: str, queue_id: int, claim: Claim) -> bool:
         """Whether a claim keeps others from its queue: a lock that is not renewed does so for a while."""
         if claim.is_lock:

@@ -64,15 +64,23 @@ def send_back(
 
 
 def put_retry(
-    store: ServiceHost, group: str, message: InnerMessage, most: int, *, shard: int = 0
+    store: ServiceHost,
+    group: str,
+    message: InnerMessage,
+    most: int,
+    *,
+    is_ordered: bool = False,
+    shard: int = 0,
 ) -> tuple[str, AppendedRows]:
     """Put a message that a client has sent to the retry topic of its group by itself, with all of its fields.
 
-    Args: `message`: its properties name the delay level. `most`: one that came so often goes to the dead letter queue.
+    Args: `message`: its properties name the delay level. `most`: one that shall come more often goes to the dead letter
+    queue. `is_ordered`: the group consumes in order: what it cannot handle goes there, too.
     Returns, Durable, Raises: as `send_back`.
     Source: SendMessageProcessor#handleRetryAndDLQ, and HookUtils#handleScheduleMessage.
     """
-    dead = message.reconsume_times >= most
+    # Its count has this delivery in it, which is the last one if it is the limit. In `send_back` it has not.
+    dead = is_ordered or message.reconsume_times > most
     target = dlq_topic(group) if dead else retry_topic(group)
     here = queue_of(store, target, shard)
     properties = dict(message.properties)

@@ -180,6 +180,11 @@ def test_consumers_in_order_never_share_a_queue(shard: ReplicatedShard, start: S
     assert moves > 0
 
 
+def languages(shard: ReplicatedShard, group: str) -> list[str]:
+    """Those of a group's clients, as an operator sees them."""
+    return [each["language"] for each in shard.cluster.describe_group(group)["clients"]]
+
+
 def test_messages_that_come_later_or_again_are_not_lost(
     shard: ReplicatedShard, start: Start
 ) -> None:
@@ -213,6 +218,8 @@ def test_messages_that_come_later_or_again_are_not_lost(
             return dead - {each.body.decode() for each in shard.read(f"{DLQ_PREFIX}{group}")}
 
         until(lambda: not left(), pause)
+        # All servers, also those that have died, have said the same client.
+        until(lambda: languages(shard, group) == ["JAVA"], pause)
         load.order("stop")
         found = load.result()
     finally:

@@ -29,8 +29,9 @@ def put_retry(
     """Let a group get a message again that it could not handle, after the delay level of its properties.
 
     A call that is repeated because its outcome was unknown may deliver the message twice.
-    Args: `body`: in base64. `reconsume_times`: how often the group has got it before. `max_reconsume_times`: after so
-    many it goes to the dead letter topic of the group (16).
+    Args: `body`: in base64. `reconsume_times`: how often the group has got it before. `max_reconsume_times`: if that is
+    more (16), or while clients of RocketMQ have locked queues of the group to consume in order, it goes to the dead
+    letter topic of the group.
     Returns: the topic in which it will be, where the record is now, and the message's id.
     """
     leader.check_serving()
@@ -49,7 +50,11 @@ def put_retry(
 
     most = RETRY_MAX_TIMES if max_reconsume_times is None else max_reconsume_times
     check_as_put(leader, "retry", body, properties)
-    target, appended = put_again(leader.store, group, message, most, shard=shard_of(leader))
+    is_ordered = leader.claims.has_locks(group)
+    shard = shard_of(leader)
+    target, appended = put_again(
+        leader.store, group, message, most, is_ordered=is_ordered, shard=shard
+    )
     leader.await_promise(appended)
     return {
         "topic": target,

@@ -11,6 +11,7 @@ from raymq.client.topics.retry_topics import create_retry_topic
 from raymq.doors.rocketmq.codes import RequestCode, ResponseCode
 from raymq.store.base import format as fmt
 from raymq.store.queues.raw_records import decode_records
+from tests.doors.rocketmq.test_locks import lock
 from tests.support.remoting_client import RemotingClient, records_of
 from tests.support.remoting_requests import bodies, pull, send_fields
 from tests.support.served_shard import ServedShard
@@ -57,10 +58,23 @@ def test_a_delay_level_lets_it_wait(client: RemotingClient, group: str) -> None:
 def test_one_that_failed_as_often_as_its_consumer_allows_is_a_dead_letter(
     client: RemotingClient, group: str
 ) -> None:
-    send_retry(client, group, 4, 4, DELAY="3")
+    # Its fourth retry is one that its consumer still allows.
+    send_retry(client, group, 4, 4)
+    (record,) = records_of(pull(client, f"%RETRY%{group}", 0, consumerGroup=group, **WAITS).body)
+    assert reconsume_times(record) == 4
+    send_retry(client, group, 5, 4, DELAY="3")
     (record,) = records_of(pull(client, f"%DLQ%{group}", 0, consumerGroup=group, **WAITS).body)
     assert bodies([record]) == [b"again"]
-    assert reconsume_times(record) == 4
+    assert reconsume_times(record) == 5
+
+
+def test_what_a_consumer_in_order_cannot_handle_is_a_dead_letter_at_once(
+    client: RemotingClient, group: str, topic: str
+) -> None:
+    assert lock(client, "a", topic, 0, group=group) == [0]
+    send_retry(client, group, 1, 4, DELAY="3")
+    (record,) = records_of(pull(client, f"%DLQ%{group}", 0, consumerGroup=group, **WAITS).body)
+    assert bodies([record]) == [b"again"]
 
 
 def test_a_consumer_that_sends_back_names_its_own_limit(client: RemotingClient, topic, group):

@@ -21,7 +21,7 @@ import org.apache.rocketmq.remoting.netty.NettyRemotingClient;
  * object with what was found. Each line of standard input is an order: "cut" ends all connections, "stop" the load.
  */
 final class KillLoad {
-    static final int WAIT_MS = 90_000;
+    static final int WAIT_MS = 60_000;
     private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
     private static final BufferedReader IN =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
