@@ -195,7 +195,7 @@ class GroupService:
     def notify_reset(
         self, group: str, number: int, offsets: Mapping[str, Mapping[int, int]]
     ) -> list[str]:
-        """Let the clients of other protocols in a group go on at offsets that were set: `ForeignMembers.note_reset`."""
+        """Notify the clients of other protocols in a group of offsets that were set: `ForeignMembers.note_reset`."""
         with self._step_lock:
             foreign = self._coordinator.foreign
             noted = foreign.note_reset(group, number, offsets, self._clock.monotonic_ms())
@@ -204,7 +204,7 @@ class GroupService:
         return noted
 
     def foreign_counts(self) -> dict[str, int]:
-        """Group -> how many clients of other protocols consume in it, as their servers have said lately."""
+        """Group -> how many clients of other protocols consume in it, as their servers have reported lately."""
         with self._step_lock:
             return self._coordinator.foreign.counts(self._clock.monotonic_ms())
 

@@ -76,7 +76,7 @@ def _reset(
     if options.force and rows and not options.dry_run:
         clients = len(cluster.describe_group(options.group)["clients"])
         if clients:
-            lines.append(f"{clients} clients of RocketMQ go on there within 10 s")
+            lines.append(f"clients of RocketMQ that are notified within 10 s: {clients}")
     facts = {"group": options.group, "dry_run": options.dry_run, "queues": rows}
     return facts, lines
 

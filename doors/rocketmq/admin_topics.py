@@ -166,7 +166,8 @@ class TopicAdminProcessor:
 def _make(handle: ClusterHandle, topic: str, queues: int, *, is_compacted: bool) -> None:
     """Make a topic, or give it more queues. Raises: Refused, RayMQError."""
     known = [handle.call(shard, "topics", {}) for shard in range(handle.shards)]
-    facts: dict[str, Any] = next((each[topic] for each in known if topic in each), {})
+    # The first shard decides. What others have of a topic that it has not is the rest of a deletion.
+    facts: dict[str, Any] = known[0].get(topic, {})
     if facts and is_compacted and not facts.get("compacted"):
         raise Refused(
             ResponseCode.SYSTEM_ERROR, f"topic {topic} exists, and cannot be compacted any more"

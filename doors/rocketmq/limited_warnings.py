@@ -1,4 +1,4 @@
-"""Warnings of which clients can cause any number: the first one is said, those after it are counted."""
+"""Warnings of which clients can cause any number: the first one is logged, those after it are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVERY_S = 10.0
 
 
 class LimitedWarnings:
-    """Warnings of one kind. Callers: one thread, which calls `say_left` regularly."""
+    """Warnings of one kind. Callers: one thread, which calls `log_pending` regularly."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Args: `clock`: monotonic, seconds."""
@@ -25,9 +25,9 @@ class LimitedWarnings:
     def note(self, text: str) -> None:
         """Say a warning, or count it if one was said less than `EVERY_S` ago."""
         self._left, self._newest = self._left + 1, text
-        self.say_left()
+        self.log_pending()
 
-    def say_left(self) -> None:
+    def log_pending(self) -> None:
         """Say what was counted, if it is time."""
         now_s = self._clock()
         if not self._left or now_s < self._next_s:

@@ -168,7 +168,7 @@ class RemotingServer:
             await asyncio.sleep(SWEEP_S)
             now_s = self._clock()
             for warnings in (self._malformed, self._full, self._untaken):
-                warnings.say_left()
+                warnings.log_pending()
             for connection in list(self.connections):
                 is_idle = now_s - connection.heard_s > IDLE_S
                 if is_idle or connection.is_stuck(now_s) or connection.holds_up(now_s):

@@ -46,7 +46,7 @@ FIRST_WORD_S = 0.5
 CALL_S = 2.5
 #: clients of all groups that one call names, if it names more than one group
 CALL_CLIENTS_MAX = 1_000
-#: resets of offsets that are remembered, so that clients hear of each one once
+#: resets of topics that are remembered, so that clients are notified of each one once
 RESETS_MAX = 1_000
 
 
@@ -73,7 +73,7 @@ class SharedGroups:
         self._changed: set[str] = set()
         self._wakeup = asyncio.Event()
         #: group and number of the resets that clients have heard of, the newest one last
-        self._heard: dict[tuple[str, int], None] = {}
+        self._heard: dict[tuple[str, int, str], None] = {}
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -206,28 +206,32 @@ class SharedGroups:
 
     async def _notify(self, reset: Mapping[str, Any]) -> None:
         """Let clients of a group go on at the offsets that an operator has set, once."""
-        group, wanted = str(reset["group"]), set(reset["clients"])
-        key = group, int(reset["number"])
-        if key in self._heard:
-            return
-        self._heard[key] = None
-        if len(self._heard) > RESETS_MAX:
-            del self._heard[next(iter(self._heard))]
+        group, number = str(reset["group"]), int(reset["number"])
+        wanted = set(reset["clients"])
+        topics = [each for each in reset["offsets"] if (group, number, each) not in self._heard]
+        found = await asyncio.gather(*map(self._shards.topic, topics), return_exceptions=True)
 
         members = [each for each in self._clients.consumers(group) if _shown_id(each) in wanted]
-        for topic, offsets in reset["offsets"].items():
-            try:
-                queues = await self._shards.topic(topic)
-            except RayMQError as error:
-                logger.warning("a reset of group %s: %s", group, error)
+        for topic, queues in zip(topics, found, strict=True):
+            if isinstance(queues, BaseException):
+                # The coordinator repeats the reset.
+                logger.warning("a reset of group %s: %s", group, queues)
                 continue
+            self._note_heard(group, number, topic)
+            offsets = reset["offsets"][topic]
             for shard, own in queues.by_shard.items():
                 mine = {each: int(offsets[str(each)]) for each in own if str(each) in offsets}
                 if mine:
                     notify_reset(
                         members, group, queues, shard, mine, time_text="0", is_forced="true"
                     )
-        logger.info("%d clients of group %s hear of an operator's offsets", len(members), group)
+        if topics:
+            logger.info("%d clients of group %s: an operator's offsets", len(members), group)
+
+    def _note_heard(self, group: str, number: int, topic: str) -> None:
+        self._heard[group, number, topic] = None
+        if len(self._heard) > RESETS_MAX:
+            del self._heard[next(iter(self._heard))]
 
 
 def _shown_id(member: GroupClient) -> str:

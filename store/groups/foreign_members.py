@@ -130,7 +130,7 @@ class ForeignMembers:
     def note_reset(
         self, group: str, number: int, offsets: Mapping[str, Mapping[int, int]], now_ms: int
     ) -> list[str]:
-        """Let clients hear of offsets that were set. Returns: their ids, each of which one of its servers notifies."""
+        """Notify clients of offsets that were set. Returns: their ids, each of which one of its servers notifies."""
         left: set[str] = set()
         for server, word in self._valid(group, now_ms):
             mine = {each.client for each in word.clients} - left

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,9 +191,9 @@ def test_messages_that_come_later_or_again_are_not_lost(
 ) -> None:
     shard.cluster.create_topic("retried", queues=3)
     group, ended, went_back = "kill-retries", threading.Event(), []
+    before: dict[int, int] = {}
 
     def watch() -> None:
-        before: dict[int, int] = {}
         while not ended.wait(0.1):
             try:
                 now = committed_offsets(shard.cluster, group, "retried")
@@ -203,10 +204,10 @@ def test_messages_that_come_later_or_again_are_not_lost(
                 for queue, offset in now.items()
                 if offset < before.get(queue, 0)
             )
-            before |= now
+            before.update(now)
 
-    watching = threading.Thread(target=watch)
-    watching.start()
+    watcher = ThreadPoolExecutor(1)
+    watching = watcher.submit(watch)
     try:
         load = start("KilledRetries", "retried", group, "2")
         kills = kill_under(shard, load, "ack", 2 * BETWEEN)
@@ -224,10 +225,13 @@ def test_messages_that_come_later_or_again_are_not_lost(
         found = load.result()
     finally:
         ended.set()
-        watching.join()
+        watcher.shutdown()
+    watching.result()
     print(f"{kills} kills, {len(dead)} dead, {len(load.said['unknown'])} unknown, {found}")
     assert found["all"], found["missing"]
     assert found["early"] == []
+    assert len(before) == 3
+    assert min(before.values()) > 0
     assert went_back == []
     assert doubled(shard, "retried") == {}
 

@@ -138,7 +138,7 @@ def note_foreign_members(
 def notify_reset(
     leader: LeaderScope, group: str, number: int, offsets: dict[str, dict[int, int]]
 ) -> dict[str, object]:
-    """Let clients of other protocols in a group hear that its offsets were set.
+    """Notify clients of other protocols in a group that its offsets were set.
 
     Args: `number`: of `take_group_number`. Returns: their ids. They hear with the next word of their servers.
     """

@@ -15,7 +15,7 @@ from raymq.actors.api.operations import (
 from raymq.store.base.errors import TopicDeleted, TopicOnOtherShards
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.features import DELETED_TOPICS_LEVEL
-from raymq.store.state.topics import QUEUES_MAX
+from raymq.store.state.topics import QUEUES_MAX, unknown_topic
 
 from .scope import LeaderScope, joined_shards, known_shards, shard_of, topic_of
 
@@ -95,6 +95,9 @@ def delete_topic(leader: LeaderScope, name: str, generation: int = 0) -> dict[st
 
 
 def _delete(leader: LeaderScope, name: str, generation: int | None) -> AppendedRows | None:
+    if generation is None and name not in leader.store.state.topics:
+        # Before the level, which older versions cannot read.
+        raise unknown_topic(name)
     leader.store.note_feature_level(DELETED_TOPICS_LEVEL)
     return leader.store.topics.delete(name, generation)
 

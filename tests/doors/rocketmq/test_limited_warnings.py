@@ -19,19 +19,19 @@ def test_the_first_one_is_said_and_those_after_it_are_counted(
 ) -> None:
     clock = ManualClock()
     warnings = LimitedWarnings(clock.monotonic)
-    warnings.say_left()
+    warnings.log_pending()
     for number in range(1_000):
         warnings.note(f"fault {number}")
         clock.advance(1)
     assert caplog.messages == ["fault 0"]
     clock.advance(EVERY_S * 1000)
-    warnings.say_left()
+    warnings.log_pending()
     assert caplog.messages[1:] == ["fault 999, and 998 more like it"]
     # Nothing is left, and the next one waits for its turn.
     warnings.note("fault 1000")
     clock.advance(EVERY_S * 1000)
-    warnings.say_left()
-    warnings.say_left()
+    warnings.log_pending()
+    warnings.log_pending()
     assert caplog.messages[2:] == ["fault 1000"]
 
 

@@ -231,7 +231,7 @@ def test_offsets_of_a_group_with_clients_are_set_by_force_and_they_hear_of_it(
             "topic\tqueue\tfrom\tto",
             f"{topic}\t0\t3\t1",
             f"{group}: reset",
-            "2 clients of RocketMQ go on there within 10 s",
+            "clients of RocketMQ that are notified within 10 s: 2",
         ]
         assert committed(client, topic) == 1
         # With the next word of their server.

@@ -61,12 +61,13 @@ public final class KilledTransactions {
             public LocalTransactionState checkLocalTransaction(MessageExt message) {
                 String id = new String(message.getBody(), StandardCharsets.UTF_8);
                 KillLoad.say("checked", id);
+                // First: a local transaction that ends from here on is among the executed ones.
+                boolean isPending = pending.contains(id);
                 if (!id.startsWith(name + "-") || executed.contains(id)) {
                     return decision(id);
                 }
                 // Without an answer to the half message, its local transaction does not begin.
-                return pending.contains(id)
-                        ? LocalTransactionState.UNKNOW : LocalTransactionState.ROLLBACK_MESSAGE;
+                return isPending ? LocalTransactionState.UNKNOW : LocalTransactionState.ROLLBACK_MESSAGE;
             }
         });
         producer.start();
