@@ -231,7 +231,7 @@ class RocketMQDoor:
         options = self._options
         own = self._place.endpoint()
         known = handle.replica_endpoints.get(options.shard, {}).values()
-        found = {own, handle.endpoints.get(options.shard), *known} - {None}
+        found = {own, handle.endpoints.get(options.shard), *known, *self._replicas(own)} - {None}
         arguments: dict[str, object] = {"protocol": PROTOCOL, "replica": options.replica}
         if address is not None:
             arguments |= {"address": list(address), "pid": os.getpid()}
@@ -241,6 +241,18 @@ class RocketMQDoor:
             with contextlib.suppress(RayMQError), closing(self._connection(endpoint)) as connection:
                 connection.call("set_door", arguments, timeout=CALL_TIMEOUT_S)
         self._is_node_port_known = "node_port" in arguments
+
+    def _replicas(self, own: str | None) -> set[str]:
+        """Where the replicas of the shard listen, as the one beside this server knows.
+
+        Each start of a replica changes that, and one that has led before answers the handle as well as the leader.
+        """
+        if own is None:
+            return set()
+        with contextlib.suppress(RayMQError), closing(self._connection(own)) as connection:
+            found = connection.call("replicas", {}, timeout=CALL_TIMEOUT_S)
+            return {str(each) for each in found.get(str(self._options.shard), {}).values()}
+        return set()
 
     def _connection(self, endpoint: str) -> ShardConnection:
         options = self._options

@@ -179,3 +179,16 @@ def test_without_the_leaders_server_another_one_has_id_0_because_queues_would_be
     assert brokers.of(0) == {0: FIRST, 1: THIRD}
     brokers.note(0, None, {})
     assert brokers.leader(0) == FIRST
+
+
+def test_a_replica_that_has_started_since_hears_of_the_server(
+    served, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ServedShard(tmp_path / "other") as other:
+        # The server's own handle does not know it.
+        replicas = {"0": {"0": served.endpoints[0], "1": other.endpoints[0]}}
+        monkeypatch.setattr(served.host.addresses, "replicas", lambda: replicas)
+        with running(Place(endpoint_of(served)), free_port()) as door:
+            until(lambda: "rocketmq" in other.cluster.doors(), pause)
+            (row,) = other.cluster.doors()["rocketmq"]
+            assert row["address"] == door.status()["address"]
