@@ -12,6 +12,8 @@ from raymq.client.topics.delete_topic import delete_topic
 from raymq.client.transport import topic_routes
 from raymq.cluster.cluster import Cluster
 from raymq.store.base.errors import OffsetOutOfRange, Rejected, TopicDeleted, Unavailable
+from raymq.store.state.features import feature_level
+from tests.support.roles import leader_of
 from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedCluster
 from tests.support.waiting import until
 
@@ -70,6 +72,13 @@ def test_a_deleted_topic_is_gone(cluster: Cluster) -> None:
         producer.send("t", b"b", queue_id=0).result(30)
     with pytest.raises(Rejected, match="'t' does not exist"):
         cluster.delete_topic("t")
+
+
+def test_a_misspelt_name_changes_nothing_that_older_versions_read(served: ServedCluster) -> None:
+    with pytest.raises(Rejected, match="does not exist"):
+        served.cluster.delete_topic("never")
+    for shard in served.shards:
+        assert feature_level(leader_of(shard.host).store.state.progress) == 0
 
 
 def test_a_topic_of_the_same_name_is_another_one(cluster: Cluster) -> None:

@@ -498,6 +498,25 @@ def test_a_topic_that_was_made_or_deleted_on_some_shards_only_is_completed(tmp_p
         assert second("topics", {})["half"]["queues"] == 2
 
 
+def test_a_topic_takes_nothing_from_the_rest_of_a_deleted_one(tmp_path) -> None:
+    with (
+        ServedCluster(tmp_path) as wide,
+        RocketMQServer(wide.cluster, access="open") as server,
+        RemotingClient(server.addresses[0]) as client,
+    ):
+        first, second = (partial(wide.cluster.call, shard) for shard in (0, 1))
+        made = {"topic": "rest", "perm": 6}
+        asked(
+            client, RequestCode.UPDATE_AND_CREATE_TOPIC, **made, readQueueNums=8, writeQueueNums=8
+        )
+        first("delete_topic", {"name": "rest"})
+        asked(
+            client, RequestCode.UPDATE_AND_CREATE_TOPIC, **made, readQueueNums=1, writeQueueNums=1
+        )
+        for each in (first, second):
+            assert each("topics", {})["rest"]["queues"] == 2
+
+
 # --- messages -------------------------------------------------------------------------------------
 
 
