@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.thorough]
 
 #: facts from one fault to the next
 BETWEEN = 60
-ROUNDS = tier.rounds("RAYMQ_REMOTING_KILLS", thorough=2, quick=1)
+ROUNDS = tier.rounds("RAYMQ_REMOTING_KILLS", thorough=1, quick=1)
 
 #: begins a load, by the name of its class and its arguments after the name server
 Start = Callable[..., JavaLoad]
