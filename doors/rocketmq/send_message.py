@@ -28,7 +28,7 @@ from .delayed_sends import Lane, is_delayed, waiting_lane
 from .half_sends import PREPARED, HalfMessageSender, is_half
 from .message_batch import decode_batch
 from .message_row import only_row
-from .property_text import split
+from .property_text import PutProperties, split
 from .request_fields import RequestFields
 from .retry_sends import RetrySender
 from .send_lanes import SendLanes, StoredSend
@@ -54,8 +54,10 @@ _V1 = {**{name: name for name in _V2}, "brokerName": "bname"}
 
 #: property with the id that the client gave its message
 _UNIQUE_ID = b"UNIQ_KEY"
-#: every answer names a region: clients print it in traces
+#: every answer and every message names a region, and says that it may be traced: without, consumers trace nothing.
+#: Source: AbstractSendMessageProcessor#buildMsgContext
 _REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+_STORED_REGION = encode(_REGION)
 #: in the properties of each half message, and perhaps of others
 _PREPARED = PREPARED.encode() + NAME_VALUE_SEPARATOR
 _WAITS_NOT = encode({WAIT: "false"})
@@ -149,15 +151,11 @@ class SendMessageProcessor:
                 "sysFlag has the bits of a transaction: a half message also has the property TRAN_MSG=true",
             )
         parts = [split(text) for text in texts]
-        properties = [
-            each.properties if each.wait_store_ok else (each.properties or b"") + _WAITS_NOT
-            for each in parts
-        ]
         count = len(bodies)
         return texts, SmallBatch(
             bodies,
             [each.tag for each in parts],
-            properties,
+            list(map(_stored_properties, parts)),
             [born_ms] * count,
             list(flags),
             [sys_flag & ~TRANSACTION_MASK] * count,
@@ -211,8 +209,17 @@ def _half_properties(
         # The answer waits for the promise in any case. A stamp is that of a message which the client has received.
         for name in (WAIT, STAMP_NAME):
             named.pop(name, None)
-        return named
+        return {**named, **_REGION}
     return None
+
+
+def _stored_properties(parts: PutProperties) -> bytes:
+    """The properties of a message in its record."""
+    found = parts.properties or b""
+    # A client that sends a message again which it has received sends them, too.
+    if _STORED_REGION not in found:
+        found += _STORED_REGION
+    return found if parts.wait_store_ok else found + _WAITS_NOT
 
 
 def _delayed(

@@ -26,7 +26,14 @@ from raymq.client.transport.connection import FetchStream
 from raymq.client.transport.flight_client import CALL_TIMEOUT_S
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
-from raymq.store.base.errors import Bug, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import (
+    Bug,
+    RayMQError,
+    Rejected,
+    TopicDeleted,
+    TopicMissing,
+    Unavailable,
+)
 from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
 
@@ -236,10 +243,17 @@ class Shards:
     async def fetch(self, shard: int, request: FetchRequest) -> list[FetchSlice]:
         """Read queues of a shard. Raises: RayMQError."""
         self._check(shard)
+        # Of a name whose topics were deleted, the shard must know which one is read.
+        generations = self._routes.topics.generations([request.topic])
+        request = request._replace(generations=generations)
         pool = self._fetches.get(shard)
         if pool is None:
             pool = self._fetches[shard] = _FetchPool(self._routes, shard)
-        return await self._loop.run_in_executor(pool.threads, pool.fetch, request)
+        parts = await self._loop.run_in_executor(pool.threads, pool.fetch, request)
+        if any(isinstance(part.error, (TopicDeleted, TopicMissing)) for part in parts):
+            # The next request looks for another topic of its name.
+            self.forget_topic(request.topic)
+        return parts
 
     def close(self) -> None:
         """End all. What was put and has no answer fails."""

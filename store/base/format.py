@@ -88,6 +88,8 @@ STAGED_TOPIC = "rmq_sys_raymq_staged"
 DECISIONS_TOPIC = "rmq_sys_raymq_decisions"
 #: topic of prepared messages: nothing is delivered there
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+#: topic of the traces of RocketMQ's clients. Its brokers make it by an option; here users make it like any other
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 #: topics that RocketMQ reserves for itself (TopicValidator.SYSTEM_TOPIC_SET)
 SYSTEM_TOPICS = frozenset(
     (
@@ -95,7 +97,7 @@ SYSTEM_TOPICS = frozenset(
         SCHEDULE_TOPIC,
         "BenchmarkTest",
         HALF_TOPIC,
-        "RMQ_SYS_TRACE_TOPIC",
+        TRACE_TOPIC,
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",

@@ -249,7 +249,8 @@ def deleted_topic_error(state: ShardState, topic: str, generation: int) -> Topic
 
 def is_system_topic(name: str) -> bool:
     """Whether a topic is not for users: a broker makes it itself, with as many queues as it wants."""
-    return name.startswith(SYSTEM_PREFIX) or name in fmt.SYSTEM_TOPICS
+    is_reserved = name in fmt.SYSTEM_TOPICS and name != fmt.TRACE_TOPIC
+    return is_reserved or name.startswith(SYSTEM_PREFIX)
 
 
 def refuse_system_topic(name: str) -> None:

@@ -102,6 +102,33 @@ def test_the_java_client_sends_in_each_way_and_reads_all_of_it(
     until(lambda: _lag(shard, topic, group) == 0, lambda: pause.wait(0.02))
 
 
+@pytest.mark.thorough
+def test_the_java_consumer_goes_on_when_its_topic_is_deleted_and_made_again(
+    run: Run, shard: ServedShard
+) -> None:
+    topic, group, count = "made_again", "goes_on", 20
+    pause = threading.Event()
+
+    def send() -> None:
+        with shard.cluster.producer() as producer:
+            for number in range(count):
+                producer.send(topic, b"%d" % number, tag="a", queue_id=number % 2).result(30)
+
+    def committed() -> int:
+        return sum(shard.cluster.call(0, "offsets", {"group": group, "topic": topic}).values())
+
+    shard.cluster.create_topic(topic, queues=2)
+    send()
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(run, "push", topic, 2 * count, group, "*")
+        until(lambda: committed() == count, lambda: pause.wait(0.05))
+        shard.cluster.delete_topic(topic)
+        shard.cluster.create_topic(topic, queues=2)
+        send()
+        read = reading.result()
+    assert (read["all"], read["received"]) == (True, 2 * count)
+
+
 def _lag(shard: ServedShard, topic: str, group: str) -> int:
     """How many messages a group has not committed."""
     offsets = shard.cluster.call(0, "offsets", {"group": group, "topic": topic})
