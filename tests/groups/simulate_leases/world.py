@@ -823,8 +823,8 @@ class World:
             if self.left[kind]:
                 found.append(Event(weight, kind, (name,)))
         if self.left["mix"] and len(worker.held) > 1:
-            found.append(Event(1, "mix", (name, "nack")))
-            found.append(Event(0.7, "mix", (name, "reject")))
+            found.append(Event(0.4, "mix", (name, "nack")))
+            found.append(Event(0.3, "mix", (name, "reject")))
 
     # --- invariants -------------------------------------------------------------------------------
 
