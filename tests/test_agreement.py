@@ -46,6 +46,7 @@ from raymq.cluster.deploy.actor_set import specs
 from raymq.cluster.deploy.actor_states import CLOSING_RANK, DOOR_ROLES
 from raymq.cluster.record.cluster_record import ROCKETMQ_PORT, ClusterRecord
 from raymq.cluster.record.paths import ClusterPaths
+from raymq.replication import wire
 from raymq.spark.format_lookup import OLDEST_PYSPARK
 from raymq.store.base import errors
 from raymq.store.base.clock import Clock
@@ -56,6 +57,7 @@ from raymq.store.log.commit_real_time import CommitRealTime
 from raymq.store.log.flush import PAGE_BYTES, FlushRealTime
 from raymq.store.queues.queue_files import OPEN_FILES_MAX
 from raymq.store.queues.sql_syntax import DEPTH_MAX
+from raymq.store.state import features
 
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
@@ -159,6 +161,12 @@ def test_produce_puts_back_every_field_that_consume_prints() -> None:
 
 
 # --- errors ---------------------------------------------------------------------------------------
+
+
+def test_each_level_of_features_has_its_own_version_of_frames() -> None:
+    # A follower ignores records of kinds that it does not know. So it must not follow a leader of another level.
+    numbers = features.KNOWN_LEVEL, wire.VERSION
+    assert numbers == (3, 6), "a new level needs a new VERSION of frames: raise both, also here"
 
 
 def test_the_public_errors_are_those_that_cross_the_wire() -> None:

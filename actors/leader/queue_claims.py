@@ -8,9 +8,9 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected
 from raymq.store.base.failpoints import fail_point
 from raymq.store.groups.claims import Claim, Commit, claim_value, ended_value, lock_member
-from raymq.store.groups.leases.entries import EndEntry, ResetEntry
+from raymq.store.groups.leases.entries import EndEntry, Entry, ResetEntry, TimeEntry
 from raymq.store.groups.leases.lease_table import SETTLE
-from raymq.store.groups.leases.packing import pack
+from raymq.store.groups.leases.packing import pack_checked
 from raymq.store.groups.members import CLAIM
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import OFFSETS, no_offsets_body, offsets_body
@@ -27,6 +27,7 @@ class QueueClaims:
         self._leader = leader
         self._store = leader.store
         self._locks = LockTimes(clock)
+        self._store.claims.is_lock_over = self._is_lock_over
 
     # --- members ----------------------------------------------------------------------------------
 
@@ -135,6 +136,7 @@ class QueueClaims:
 
         Args: `number`: of the group's coordinator, under which free queues are locked; None: they are only named.
         Returns: the queues that the client has now, and the free ones. Those of other clients are neither.
+        Raises: Rejected for a group whose workers have leased messages of the topic.
         """
         table, member_id = self._store.claims, lock_member(client)
         locked: list[int] = []
@@ -144,6 +146,7 @@ class QueueClaims:
 
         def decide() -> list[tuple[str, bytes]]:
             self._check_topic(topic)
+            self._check_stream(group, topic)
             new: dict[int, Claim] = {}
             for queue_id in queues:
                 claim = table.claim_of(group, topic, queue_id)
@@ -211,8 +214,11 @@ class QueueClaims:
     def _is_held(self, group: str, topic: str, queue_id: int, claim: Claim) -> bool:
         """Whether a claim keeps others from its queue: a lock that is not renewed does so for a while."""
         if claim.is_lock:
-            return not self._locks.is_over(group, topic, queue_id)
+            return not self._is_lock_over(group, topic, queue_id)
         return bool(claim.member_id)
+
+    def _is_lock_over(self, group: str, topic: str, queue_id: int) -> bool:
+        return self._locks.is_over(group, topic, queue_id)
 
     # --- operators --------------------------------------------------------------------------------
 
@@ -235,15 +241,19 @@ class QueueClaims:
                 return []
             # The claims come first: after a crash between both, a member's commit must not be taken any more.
             moved = {queue_id: offsets[queue_id] for queue_id in new}
+
             leased = self._store.leases.group(group).queues
-            resets = [
+            resets: list[Entry] = [
                 ResetEntry((topic, queue_id), offset)
                 for queue_id, offset in moved.items()
                 if (topic, queue_id) in leased
             ]
+            if resets:
+                resets.insert(0, TimeEntry(record_time_ms(self._store)))
+
             return [
                 self._record(group, topic, new),
-                *([(SETTLE, pack(group, resets))] if resets else []),
+                *([(SETTLE, pack_checked(group, resets))] if resets else []),
                 (OFFSETS, offsets_body(group, topic, moved, record_time_ms(self._store))),
             ]
 
@@ -282,14 +292,14 @@ class QueueClaims:
     def forget_unused(self, unused_since_ms: int) -> list[str]:
         """Delete the offsets of groups that nothing has used since this time, and of which no member has a claim.
 
-        A commit, a claim and a release are a use: a member may find no message, so that it commits nothing.
+        A commit, a claim and a release are a use: a member may find no message, so that it commits nothing. So is what
+        workers lease and settle. A group of workers that has a lease, a session or unsettled messages stays.
 
         Returns: the names of the groups. The caller publishes the records.
         """
-        state = self._store.state
         old, used = set[str](), set[str]()
-        for name, topic in list(state.offsets):
-            is_old = 0 < state.offset_times_ms.get((name, topic), 0) <= unused_since_ms
+        for name, topic in list(self._store.state.offsets):
+            is_old = 0 < self._used_ms(name, topic) <= unused_since_ms
             (old if is_old else used).add(name)
         return [name for name in sorted(old - used) if self._forget(name, unused_since_ms)]
 
@@ -301,17 +311,24 @@ class QueueClaims:
             state, table = self._store.state, self._store.claims
             claims = table.of_group(group)
             topics = [topic for name, topic in state.offsets if name == group]
-            times = [state.offset_times_ms.get((group, topic), 0) for topic in topics]
+            times = [self._used_ms(group, topic) for topic in topics]
             # Those without a time are of an earlier version, and count as new.
             times += [table.times_ms.get((group, topic), 0) for topic in {key[0] for key in claims}]
             is_old = bool(topics) and min(times) > 0 and max(times) <= unused_since_ms
             is_held = any(self._is_held(group, *key, claim) for key, claim in claims.items())
-            if not is_old or is_held:
+            if not is_old or is_held or self._store.leases.group(group).is_held:
                 return []
             number = max((claim.number for claim in claims.values()), default=0)
             return self._ending(group, topics, number)
 
         return self._store.inner_put.put_decided(decide) is not None
+
+    def _used_ms(self, group: str, topic: str) -> int:
+        """When offsets of a group were stored last, ms since 1970; 0: not known."""
+        stored_ms = self._store.state.offset_times_ms.get((group, topic), 0)
+        leases = self._store.leases.group(group)
+        is_leased = any(name == topic for name, _ in list(leases.queues))
+        return max(stored_ms, leases.used_ms if is_leased else 0)
 
     def _record(self, group: str, topic: str, claims: Mapping[int, Claim]) -> tuple[str, bytes]:
         """The record of new claims, with its time."""
@@ -322,7 +339,7 @@ class QueueClaims:
         """The records that delete what this shard has of a group. Args: `number`: no claim below it is valid again."""
         records = [(OFFSETS, no_offsets_body(group, topic)) for topic in topics]
         if group in self._store.leases.groups:
-            records.insert(0, (SETTLE, pack(group, [EndEntry()])))
+            records.insert(0, (SETTLE, pack_checked(group, [EndEntry()])))
         return [*records, (CLAIM, encoded(ended_value(group, number)))]
 
     def _check_stream(self, group: str, topic: str) -> None:

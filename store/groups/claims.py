@@ -7,7 +7,7 @@ does not know it yet is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .members import CLAIM
@@ -56,6 +56,8 @@ class ClaimTable:
     kinds: tuple[str, ...] = (CLAIM,)
 
     def __init__(self) -> None:
+        #: whether the lock that a client of RocketMQ has of a queue is over: group, topic, queue. A leader sets its own
+        self.is_lock_over: Callable[[str, str, int], bool] = _is_never_over
         self.clear()
 
     def clear(self) -> None:
@@ -181,9 +183,19 @@ class ClaimTable:
         }
 
     def held(self, group: str, topic: str, queues: Mapping[int, object]) -> dict[int, Claim]:
-        """Those of these queues that a member has: a commit without a number is refused there."""
+        """Those of these queues that a member has, or a client of RocketMQ whose lock is not over: a commit without a
+        number is refused there.
+        """
         claims = {each: self.claim_of(group, topic, each) for each in queues}
-        return {queue_id: claim for queue_id, claim in claims.items() if claim.member_id}
+        return {
+            queue_id: claim
+            for queue_id, claim in claims.items()
+            if claim.member_id and not (claim.is_lock and self.is_lock_over(group, topic, queue_id))
+        }
+
+
+def _is_never_over(group: str, topic: str, queue_id: int) -> bool:
+    return False
 
 
 def lock_member(client: str) -> str:

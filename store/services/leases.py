@@ -18,13 +18,13 @@ import numpy.typing as npt
 from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import RETRY_PREFIX
 from raymq.store.groups.claims import Claim
-from raymq.store.groups.leases.entries import LeaseEntry, SettleOutcome
+from raymq.store.groups.leases.entries import LeaseEntry, SettleOutcome, TimeEntry
 from raymq.store.groups.leases.key_order import slots_of
 from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LEASE, SETTLE
 from raymq.store.groups.leases.offsets import NO_OFFSETS, OffsetColumn
 from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX, LeaseOptions
-from raymq.store.groups.leases.packing import pack
+from raymq.store.groups.leases.packing import pack_checked
 from raymq.store.groups.leases.requests import Copy, LeaseRequest, Offer, SettleRequest
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.inner_put import RecordGroup
@@ -289,7 +289,10 @@ class LeaseService:
     def _records_of(self, group: str, wanted: AppendGroup) -> RecordGroup:
         """A group of entries as a record, with the messages that are copied."""
         is_lease = any(isinstance(entry, LeaseEntry) for entry in wanted.entries)
-        record = (LEASE if is_lease else SETTLE), pack(group, wanted.entries)
+        look = self._store.log.marks.clock_look
+        at_ms = max(look.wall_ms - look.jumped_ms, self._store.state.store_time_ms)
+        body = pack_checked(group, [TimeEntry(at_ms), *wanted.entries])
+        record = (LEASE if is_lease else SETTLE), body
         found = [self._copy(group, copy) for copy in wanted.copies]
         return RecordGroup([record], [each for each in found if each is not None])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from raymq.store.base.files import Files
 from raymq.store.base.format import pack_queue_units
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.config_files import config_json
+from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.log.chain import Chain, ChainUnit
 from raymq.store.log.control_files import checkpoint
 from raymq.store.log.control_files.marks import FILE_BYTES
@@ -186,7 +188,8 @@ def rebuild_config_file(store: ReadOnlyStore, name: str) -> None:
 
 def _state(store: ReadOnlyStore, epochs: EpochStarts | None = None) -> ShardState:
     """Topics and offsets, as the records of the log have them. Args: `epochs` gets where epochs begin."""
-    state = ShardState()
+    # The offsets of workers are in their leases.
+    state = ShardState(packed_parts=[LeaseTable()])
     visitor = EpochVisitor(EpochStarts() if epochs is None else epochs, state)
     for part in store.slices():
         batch = part.decode()
@@ -195,7 +198,9 @@ def _state(store: ReadOnlyStore, epochs: EpochStarts | None = None) -> ShardStat
         tags = rows.tag_column(own.column("properties")).to_pylist()
         for tag, body, at in zip(tags, own.column("body").to_pylist(), positions, strict=True):
             kind = (tag or b"").decode()
-            state.apply_state_record(kind, body)
+            # What a record of leases changes may be damaged before it. The group goes on at an earlier offset then.
+            with suppress(*((ValueError, LookupError) if kind in LeaseTable.packed_kinds else ())):
+                state.apply_state_record(kind, body)
             visitor.note(kind, at)
     return state
 

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from raymq.actors.leader.lock_times import LOCK_EXPIRY_MS
 from raymq.store.base.errors import Rejected
 from raymq.store.engine.message_store import MessageStore
-from raymq.store.groups.leases.entries import SettleOutcome
+from raymq.store.groups.leases.entries import ForgetEntry, ResetEntry, SettleOutcome
+from raymq.store.groups.leases.lease_table import SETTLE
+from raymq.store.groups.leases.packing import pack
 from raymq.store.groups.leases.requests import (
     LeaseAnswer,
     LeaseRequest,
@@ -29,6 +32,7 @@ from tests.actors.test_group_service import (
     put_messages,
     reopen,
 )
+from tests.actors.test_queue_locks import lock, take, with_clock
 from tests.support.roles import leader_of
 from tests.support.waiting import until
 
@@ -116,3 +120,64 @@ def test_a_group_that_is_made_again_knows_the_leases_of_the_former_one(shard: Sh
     assert lease(service, 1, 1) == [0]
     assert ack(service, 1, 1, [0]).refused[0].offsets.tolist() == [0]
     assert ack(service, 2, 2, [0]).refused == []
+
+
+def test_a_client_of_rocketmq_locks_no_queue_of_workers(shard: Shard):
+    service = LeaseService(store_of(shard))
+    assert lease(service, 1, 2) == [0, 1]
+    with pytest.raises(Rejected, match="workers of group billing have leased messages of orders"):
+        lock(shard, "a", [1])
+    ack(service, 1, 1, [0, 1])
+    assert lock(shard, "a", [1]) == ([], [1])
+
+
+def test_a_lock_that_is_over_does_not_keep_workers_away(shard: Shard):
+    clock = with_clock(shard)
+    service = LeaseService(store_of(shard))
+    assert take(shard, "a", [0]) == [0]
+    with pytest.raises(Rejected, match="workers need another group"):
+        lease(service, 1, 2)
+    clock.advance(LOCK_EXPIRY_MS)
+    assert lease(service, 1, 2) == [0, 1]
+
+
+def forget_unused(shard: Shard, unused_since_ms: int = 1 << 60) -> list[str]:
+    return leader_of(shard.host).claims.forget_unused(unused_since_ms)
+
+
+def test_a_group_with_something_left_is_used_and_others_are_forgotten(shard: Shard):
+    # Its offset has a time.
+    shard.host.call("commit_offsets", {"group": GROUP, "topic": TOPIC, "offsets": {"0": 1}})
+    store, service = store_of(shard), LeaseService(store_of(shard))
+    assert lease(service, 1, 2) == [1, 2]
+    # A lease, then a message that is settled above the low mark, then a session.
+    assert forget_unused(shard) == []
+    ack(service, 1, 1, [2])
+    assert forget_unused(shard) == []
+    ack(service, 2, 1, [1])
+    assert forget_unused(shard) == []
+
+    store.inner_put.put_state_record(SETTLE, pack(GROUP, [ForgetEntry([b"s"])]))
+    used_ms = store.leases.groups[GROUP].used_ms
+    assert used_ms >= store.state.offset_times_ms[GROUP, TOPIC] > 0
+    assert forget_unused(shard, used_ms - 1) == []
+    assert forget_unused(shard, used_ms) == [GROUP]
+    assert GROUP not in store.leases.groups
+    assert (GROUP, TOPIC) not in store.state.offsets
+
+
+def test_the_time_of_a_group_of_workers_only_lasts_over_a_start(shard: Shard):
+    service = LeaseService(store_of(shard))
+    lease(service, 1, 2)
+    used_ms = store_of(shard).leases.groups[GROUP].used_ms
+    assert (GROUP, TOPIC) not in store_of(shard).state.offset_times_ms
+    store_of(shard).begin_next_file()
+    reopen(shard)
+    assert store_of(shard).leases.groups[GROUP].used_ms == used_ms > 0
+
+
+def test_a_group_whose_records_have_no_time_is_kept(shard: Shard):
+    store = store_of(shard)
+    store.inner_put.put_state_record(SETTLE, pack("old", [ResetEntry(KEY, 0)]))
+    assert store.leases.groups["old"].used_ms == 0
+    assert forget_unused(shard) == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raymq.store.base.errors import Rejected, Unavailable
-from raymq.store.groups.leases import lease_machine, lease_table, options
+from raymq.store.groups.leases import lease_machine, lease_table, lease_times, options
 from raymq.store.groups.leases.entries import EndEntry, SettleOutcome
 from raymq.store.groups.leases.key_order import slots_of
 from raymq.store.groups.leases.lease_machine import LeaseMachine, LeasePlan
@@ -79,6 +79,15 @@ class Group:
         item = SettleItem(number, KEY, offsets_of(offsets), verdict, delay_ms)
         request = SettleRequest(session, self.settled, [item])
         return self.do(self.machine.settle(request, self.now_ms))
+
+    def settle_all(self, *wanted: tuple) -> LeasePlan:
+        """Settle messages of the newest lease with one request: offsets, verdict and delay of each item."""
+        self.settled += 1
+        items = [
+            SettleItem(self.table.number, KEY, offsets_of(offsets), *verdict)
+            for offsets, *verdict in wanted
+        ]
+        return self.do(self.machine.settle(SettleRequest(b"a", self.settled, items), self.now_ms))
 
     def refused(self, plan: LeasePlan) -> list[int]:
         return [offset for each in plan.answer.refused for offset in each.offsets.tolist()]
@@ -218,14 +227,50 @@ def test_one_step_copies_so_many_messages_at_most():
     group = Group(max_attempts=1, backoff_ms=(0,))
     group.machine.copies_max = 3
     group.offsets(5)
-    with pytest.raises(Rejected, match="may reject 3"):
-        group.settle([0, 1, 2, 3], SettleOutcome.REJECTED)
     (plan,) = group.settle([0, 1, 2, 3, 4], SettleOutcome.NACKED).groups
     assert [copy.offset for copy in plan.copies] == [0, 1, 2]
     group.stop = 5
     (rest,) = group.lease(5).groups
     assert [copy.offset for copy in rest.copies] == [3, 4]
     assert group.columns.low == 5
+
+
+@pytest.mark.parametrize("max_attempts", [None, 2])
+def test_rejected_messages_that_cannot_be_copied_now_are_dead_later(max_attempts):
+    group = Group(max_attempts=max_attempts, backoff_ms=(5_000,))
+    group.machine.copies_max = 3
+    group.offsets(9)
+    # Those that are nacked come first, and take no copy from them.
+    plan = group.settle_all(
+        ([0], SettleOutcome.NACKED, 2 * MINUTE),
+        ([1, 2, 3, 4, 5], SettleOutcome.REJECTED),
+        ([6, 7, 8], SettleOutcome.ACKED),
+    )
+    assert plan.answer.refused == []
+    assert [copy.offset for copy in plan.groups[0].copies] == [1, 2, 3]
+    group.stop = 9
+    group.lead_again()
+    found = group.lease(5)
+    assert found.answer.parts == []
+    (rest,) = found.groups
+    assert [(each.offset, each.reason, each.attempts) for each in rest.copies] == [
+        (4, "rejected", 1),
+        (5, "rejected", 1),
+    ]
+    assert (group.columns.low, group.columns.next) == (0, 9)
+    group.now_ms = 2 * MINUTE
+    assert group.offsets(9) == [0]
+
+
+def test_rejected_messages_of_a_key_that_wait_block_the_later_ones():
+    group = Group(order="queue", backoff_ms=(0,))
+    group.machine.copies_max = 1
+    group.offsets(3)
+    plan = group.settle_all(([0, 1], SettleOutcome.REJECTED), ([2], SettleOutcome.ACKED))
+    assert group.refused(plan) == [2]
+    assert [copy.offset for copy in plan.groups[0].copies] == [0]
+    group.stop = 3
+    assert group.offsets(3) == [2]
 
 
 def test_a_long_delay_moves_a_message_to_the_retry_topic():
@@ -318,6 +363,41 @@ def test_keys_go_out_in_their_order_and_do_not_wait_for_each_other():
     assert fourth.answer.parts[0].attempts.tolist() == [2, 1]
 
 
+def test_a_message_that_came_too_early_is_returned_with_the_earlier_one():
+    group = Group(order="key", backoff_ms=(0,))
+    slots = slots_of([b"x", b"x"])
+    group.lease(2, slots=slots)
+    plan = group.settle_all(([0], SettleOutcome.NACKED, 0), ([1], SettleOutcome.ACKED))
+    assert group.refused(plan) == [1]
+    again = group.lease(9, slots=slots[:0])
+    assert again.answer.parts[0].offsets.tolist() == [0, 1]
+    assert again.answer.parts[0].attempts.tolist() == [2, 1]
+
+
+def test_messages_of_a_key_that_waits_let_others_pass():
+    group = Group(order="key")
+    group.lease(1, slots=slots_of([b"x"] * 3))
+    # The offer has nothing that may go out.
+    passed = group.lease(5, slots=slots_of([b"x"] * 6))
+    assert passed.answer.parts == []
+    (entry,) = passed.entries
+    assert (entry.number, entry.session) == (0, NO_SESSION)
+    assert group.columns.next == 7
+    third = group.lease(5, slots=slots_of([b"x", b"y"]))
+    assert third.answer.parts[0].offsets.tolist() == [8]
+    group.settle([0], number=1)
+    last = group.lease(9, slots=slots_of([]))
+    assert last.answer.parts[0].offsets.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert set(last.answer.parts[0].attempts.tolist()) == {1}
+
+
+def test_nothing_is_passed_over_at_the_bound_of_what_is_in_flight():
+    group = Group(order="key", max_in_flight=1)
+    group.lease(1, slots=slots_of([b"x"]))
+    assert group.lease(5, slots=slots_of([b"y", b"z"])).groups == []
+    assert group.columns.next == 1
+
+
 def test_a_new_leader_reads_the_keys_before_it_leases_in_their_order():
     group = Group(order="key")
     group.lease(2, slots=slots_of([b"x", b"x"] * 4))
@@ -365,6 +445,20 @@ def test_numbers_grow_also_over_the_deletion_of_a_group():
     assert group.table.number == 2
 
 
+def test_a_deleted_group_does_not_come_back_without_a_record():
+    group = Group()
+    group.offsets(1)
+    group.table.apply_packed(pack("g", [EndEntry()]))
+    assert group.machine.is_stale
+    group.machine = LeaseMachine(group.table, "g", group.options, 0)
+    assert group.machine.forget_idle(0).groups == []
+    assert "g" not in group.table.groups
+    assert not group.machine.is_stale
+    group.do(group.machine.begin(KEY, 5))
+    assert not group.machine.is_stale
+    assert group.offsets(1) == [5]
+
+
 def test_a_deleted_topic_takes_its_leases_along():
     group = Group()
     group.offsets(2)
@@ -390,6 +484,86 @@ def test_sessions_that_hold_nothing_are_forgotten(monkeypatch):
         group.lease(1, b"new")
     assert group.lease(1, b"holds").answer.number == 3
     assert group.lease(1, NO_SESSION).answer.number == 4
+
+
+def test_what_sessions_were_refused_has_a_bound_and_counts(monkeypatch):
+    group = Group()
+    group.offsets(1_000)
+    leased = group.table.groups["g"].nbytes
+    assert leased > group.columns.nbytes + 8 * 1_000
+    group.settle(list(range(2_000, 4_000, 2)), session=b"b")
+    refused = group.table.groups["g"].refused_bytes
+    assert refused >= 8 * 1_000
+    group.lead_again()
+    assert group.table.groups["g"].refused_bytes == refused
+    assert group.table.groups["g"].nbytes >= leased + refused
+
+    monkeypatch.setattr(lease_machine, "REFUSED_BYTES_MAX", 10_000)
+    with pytest.raises(Rejected, match="of refused messages; the limit is 10000"):
+        group.settle(list(range(2_000, 4_000, 2)), session=b"c")
+    # Its own former ones are forgotten with the next request.
+    group.settle(list(range(4_000, 6_000, 2)), session=b"b")
+    assert group.refused(group.settle([0], session=b"b")) == []
+    assert group.table.groups["g"].refused_bytes == 0
+
+
+def test_a_group_that_only_asks_gets_a_record_each_day():
+    group = Group()
+    group.stop = 0
+    group.now_ms = lease_machine.MARK_EVERY_MS - 1
+    assert group.lease(1).groups == []
+    group.now_ms += 1
+    (mark,) = group.lease(1).groups
+    assert list(mark.entries) == []
+    assert group.lease(1).groups == []
+
+
+def test_times_of_settled_leases_are_dropped():
+    group = Group()
+    for _ in range(1_000):
+        (offset,) = group.offsets(1)
+        group.settle([offset])
+    times = group.machine._times
+    assert len(times._deadlines) < 200
+    assert len(times._looks) < 200
+    assert group.machine._group.nbytes < 100_000
+
+
+def test_times_that_are_kept_end_as_before():
+    group = Group(backoff_ms=(0,))
+    group.offsets(2)
+    group.do(group.machine.set_deadline(1, KEY, 0, 2 * MINUTE, 0))
+    group.now_ms = 1_000
+    group.machine.extend(b"a", group.now_ms, lease_ms=MINUTE)
+    for _ in range(300):
+        (offset,) = group.offsets(1, b"b")
+        group.settle([offset], session=b"b")
+    assert group.machine.due(KEY, 9, MINUTE + 999).tolist() == []
+    assert group.machine.due(KEY, 9, MINUTE + 1_000).tolist() == [1]
+    assert group.machine.due(KEY, 9, 2 * MINUTE).tolist() == [0, 1]
+
+
+def test_one_step_ends_so_many_leases_at_most(monkeypatch):
+    monkeypatch.setattr(lease_times, "LOOKS_MAX", 10)
+    monkeypatch.setattr(lease_times, "WAITS_MAX", 7)
+    group = Group(backoff_ms=(0,))
+    for _ in range(30):
+        group.offsets(1)
+    joins = []
+    monkeypatch.setattr(
+        lease_times, "joined", lambda columns: joins.append(1) or np.unique(np.concatenate(columns))
+    )
+    group.now_ms = MINUTE
+    # Its end was not looked at yet, and it gets no more time.
+    assert group.machine.extend(b"a", group.now_ms, numbers=[30]).answer.granted_ms == {}
+    own = group.machine.set_deadline(30, KEY, 29, MINUTE, group.now_ms)
+    assert own.answer.granted_ms == {}
+    joins.clear()
+    assert len(group.machine.due(KEY, 99, group.now_ms)) < 30
+    assert len(joins) <= 1
+    while group.machine.next_ms() is not None and group.machine.next_ms() <= group.now_ms:
+        group.machine.due(KEY, 99, group.now_ms)
+    assert group.machine.due(KEY, 99, group.now_ms).tolist() == list(range(30))
 
 
 def test_a_settlement_without_a_session_is_not_recognised_again():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raymq.store.base.errors import Rejected
 from raymq.store.groups.leases.entries import (
     EndEntry,
     ForgetEntry,
@@ -23,17 +24,19 @@ from raymq.store.groups.leases.entries import (
     Settled,
     SettleEntry,
     SettleOutcome,
+    TimeEntry,
     TrimEntry,
 )
 from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.groups.leases.offsets import (
     NO_OFFSETS,
+    PACKED_MAX,
     pack_column,
     pack_offsets,
     read_column,
     read_offsets,
 )
-from raymq.store.groups.leases.packing import pack, unpack
+from raymq.store.groups.leases.packing import pack, pack_checked, unpack
 from raymq.store.groups.leases.reader import PackedReader
 
 numbers = st.integers(min_value=0, max_value=1 << 40)
@@ -81,6 +84,7 @@ entries = st.one_of(
     st.builds(LengthEntry, numbers, small),
     st.builds(ForgetEntry, st.lists(sessions, max_size=4)),
     st.just(EndEntry()),
+    st.builds(TimeEntry, numbers),
     st.builds(NumberEntry, numbers),
     st.builds(HeldEntry, numbers, sessions, small),
     st.builds(SessionEntry, sessions, numbers, numbers, numbers, st.lists(settled, max_size=3)),
@@ -114,6 +118,34 @@ def test_offsets_are_ranges_or_a_bitmap(values, step):
     reader = PackedReader(packed)
     assert np.array_equal(read_offsets(reader), offsets)
     assert reader.is_done
+
+
+@pytest.mark.parametrize(
+    "values", [[0, 0, 2], [3000, 0, 0], [2, 1], [-1, 0], [0, 1 << 62], range(PACKED_MAX + 1)]
+)
+def test_offsets_that_could_not_be_read_are_not_packed(values):
+    with pytest.raises(ValueError, match="ascend|column"):
+        pack_offsets(np.array(values, dtype=np.int64))
+    if len(values) > PACKED_MAX:
+        with pytest.raises(ValueError, match="column"):
+            pack_column(np.array(values))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        TrimEntry(("t", 0), -1),
+        TrimEntry(("t", -1), 1),
+        LengthEntry(1, 1 << 32),
+        ForgetEntry([b"x" * 256]),
+        HeldEntry(-1, b"", 5),
+        SettleEntry(b"", 1 << 63, []),
+        ResetEntry(("x" * 70_000, 0), 1),
+    ],
+)
+def test_an_entry_that_could_not_be_read_is_refused_before_it_is_appended(entry):
+    with pytest.raises(Rejected, match="no record can say"):
+        pack_checked("g", [entry])
 
 
 def test_the_shorter_form_is_taken():

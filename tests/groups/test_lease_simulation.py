@@ -104,6 +104,6 @@ def test_a_rare_schedule_finds_a_missing_rule(monkeypatch, changes, schedule):
     [each[1:] for each in mutants.HARMLESS],
     ids=[each[0] for each in mutants.HARMLESS],
 )
-def test_a_rule_that_only_saves_work_is_missed_by_no_invariant(monkeypatch, owner, name, mutant):
+def test_a_rule_that_only_saves_time_is_missed_by_no_invariant(monkeypatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
     _walk(round(20 * FACTOR))

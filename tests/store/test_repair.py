@@ -15,6 +15,13 @@ from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.config.delay_levels import DEFAULT_LEVELS_MS
 from raymq.store.config_files import fastjson
 from raymq.store.embedded.embedded_store import EmbeddedStore
+from raymq.store.groups.leases.entries import SettleOutcome
+from raymq.store.groups.leases.requests import (
+    LeaseRequest,
+    SettleItem,
+    SettleRequest,
+    offsets_of,
+)
 from raymq.store.log.chain import CHAIN_UNIT_BYTES, unpack_units
 from raymq.store.state.shard_state import INTERNAL_TOPIC
 from raymq.store.tools.inspect import verify
@@ -143,6 +150,24 @@ def test_config_comes_from_its_backup_or_from_the_log(own: Path, tmp_path: Path)
     assert offsets == {"t@g": {0: 7, 1: 9}}
     assert (root / "config" / "delayOffset.json").read_text() == '{"offsetTable":{3:2}}'
     assert not (root / "config" / "consumerFilter.json").exists()
+
+
+def test_offsets_of_workers_come_from_the_log(own: Path, tmp_path: Path) -> None:
+    root = copy(own, tmp_path / "s")
+    store = EmbeddedStore(root, config=CONFIG)
+    key = ("t", 0)
+    first, _ = store.store.queue_range(*key)
+    leased = store.lease("g", LeaseRequest(b"s", 1, 2), [key])
+    assert leased is not None
+    item = SettleItem(leased.number, key, offsets_of([first, first + 1]), SettleOutcome.ACKED)
+    store.settle("g", SettleRequest(b"s", 1, [item]))
+    store.close()
+    for path in (root / "config").iterdir():
+        path.unlink()
+    (root / "config" / "consumerOffset.json").write_text("{broken")
+    assert Repair(root).run().faults == []
+    offsets = fastjson.loads((root / "config" / "consumerOffset.json").read_text())["offsetTable"]
+    assert offsets == {"t@g": {0: first + 2}}
 
 
 def test_deleted_topics_are_not_in_a_rebuilt_file(own: Path, tmp_path: Path) -> None:

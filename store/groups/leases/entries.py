@@ -33,6 +33,8 @@ class SettleOutcome(IntEnum):
     REFUSED = 7
 
 
+#: in place of a delay: the offset was rejected, and waits only until it is copied to the dead letters
+TO_BURY_MS = (1 << 32) - 1
 #: settle an offset for ever
 SETTLING = (SettleOutcome.ACKED, SettleOutcome.DEAD, SettleOutcome.MOVED)
 
@@ -68,7 +70,7 @@ class Settled(NamedTuple):
     #: of their lease; 0: any, their time is over
     number: int
     key: QueueKey
-    #: of NACKED
+    #: of NACKED; `TO_BURY_MS`: it is not delivered again
     delay_ms: int
     offsets: OffsetColumn
 
@@ -111,6 +113,13 @@ class ForgetEntry(NamedTuple):
 
 class EndEntry(NamedTuple):
     """The group is deleted on this shard."""
+
+
+class TimeEntry(NamedTuple):
+    """The group was used. Records of the first versions have none."""
+
+    #: when the record was written, ms since 1970
+    at_ms: int
 
 
 # --- of snapshots ---------------------------------------------------------------------------------
@@ -163,11 +172,17 @@ Entry = (
     | LengthEntry
     | ForgetEntry
     | EndEntry
+    | TimeEntry
     | NumberEntry
     | HeldEntry
     | SessionEntry
     | QueueEntry
 )
+
+
+def waited_ms(delay_ms: int) -> int:
+    """How long an offset with this delay waits."""
+    return 0 if delay_ms == TO_BURY_MS else delay_ms
 
 
 def keys_of(entry: Entry) -> list[QueueKey]:

@@ -22,10 +22,15 @@ from .entries import (
     Settled,
     SettleEntry,
     SettleOutcome,
+    TimeEntry,
     TrimEntry,
 )
 from .offsets import OffsetColumn
 from .queue_columns import OPEN, WAITING, QueueColumns
+
+#: about how many bytes of memory a lease takes with its deadline; its part in a queue, beside the offsets; a session;
+#: and a group of refused offsets, beside these
+_LEASE_BYTES, _PART_BYTES, _SESSION_BYTES, _REFUSED_BYTES = 600, 200, 400, 300
 
 
 @dataclass(slots=True)
@@ -66,12 +71,26 @@ class GroupLeases:
         self.sessions: dict[bytes, WorkerSession] = {}
         #: outcome -> offsets that have met it since the group began, or since the process did
         self.counts: dict[SettleOutcome, int] = {}
+        #: when the group was used last, as its records say, ms since 1970; 0: they are of a version that did not say it
+        self.used_ms = 0
+        #: bytes of what sessions were refused, and of the parts of leases
+        self.refused_bytes = 0
+        self._parts_bytes = 0
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes of memory it takes."""
+        """About how many bytes of memory it takes, with the times of its leases."""
         columns = sum(each.nbytes for each in self.queues.values())
-        return columns + 200 * len(self.leases) + 200 * len(self.sessions)
+        leases = _LEASE_BYTES * len(self.leases) + self._parts_bytes
+        return columns + leases + _SESSION_BYTES * len(self.sessions) + self.refused_bytes
+
+    @property
+    def is_held(self) -> bool:
+        """Whether something would be lost with the group: a lease, a session, a message that waits, or one that is
+        settled above the low mark.
+        """
+        is_open = any(each.next > each.low for each in self.queues.values())
+        return is_open or bool(self.leases) or bool(self.sessions)
 
     @property
     def in_flight(self) -> int:
@@ -105,11 +124,14 @@ class GroupLeases:
                     self.leases[entry.number].lease_ms = entry.lease_ms
             case ForgetEntry():
                 for session in entry.sessions:
-                    self.sessions.pop(session, None)
+                    self._note_session(session, NEW_SESSION)
+                    del self.sessions[session]
+            case TimeEntry():
+                self.used_ms = max(self.used_ms, entry.at_ms)
             case HeldEntry():
                 self.leases[entry.number] = OpenLease(entry.session, entry.lease_ms)
             case SessionEntry():
-                self.sessions[entry.session] = WorkerSession(*entry[1:])
+                self._note_session(entry.session, WorkerSession(*entry[1:]))
             case QueueEntry():
                 self._load(entry)
             case _:
@@ -123,7 +145,7 @@ class GroupLeases:
             self._drop(lost)
             if len(part.taken):
                 lease.open_count += len(part.taken)
-                lease.parts.append((part.key, part.taken))
+                self._add_part(lease, part.key, part.taken)
 
         if number:
             self.leases[number] = lease
@@ -141,7 +163,17 @@ class GroupLeases:
             self.counts[group.outcome] = self.counts.get(group.outcome, 0) + len(group.offsets)
         if entry.session:
             known = self.sessions.get(entry.session, NEW_SESSION)
-            self.sessions[entry.session] = known._replace(settle=entry.settle, refused=refused)
+            settled = known._replace(settle=entry.settle, refused=refused)
+            self._note_session(entry.session, settled)
+
+    def _note_session(self, session: bytes, known: WorkerSession) -> None:
+        before = self.sessions.get(session, NEW_SESSION)
+        self.refused_bytes += bytes_of(known.refused) - bytes_of(before.refused)
+        self.sessions[session] = known
+
+    def _add_part(self, lease: OpenLease, key: QueueKey, offsets: OffsetColumn) -> None:
+        lease.parts.append((key, offsets))
+        self._parts_bytes += offsets.nbytes + _PART_BYTES
 
     def _settle_group(self, group: Settled) -> None:
         columns, offsets = self.queues[group.key], group.offsets
@@ -178,6 +210,7 @@ class GroupLeases:
         lease.open_count -= count
         if not lease.open_count:
             del self.leases[number]
+            self._parts_bytes -= sum(offsets.nbytes + _PART_BYTES for _, offsets in lease.parts)
 
     def _reset(self, entry: ResetEntry) -> None:
         columns = self.queues.pop(entry.key, None)
@@ -203,6 +236,8 @@ class GroupLeases:
 
     def entries(self) -> Iterator[Entry]:
         """The whole state as entries: applied to an empty one, they make this one."""
+        if self.used_ms:
+            yield TimeEntry(self.used_ms)
         for number, lease in self.leases.items():
             yield HeldEntry(number, lease.session, lease.lease_ms)
         for session, known in self.sessions.items():
@@ -230,4 +265,9 @@ class GroupLeases:
             if number:
                 lease = self.leases[number]
                 lease.open_count += len(found)
-                lease.parts.append((entry.key, found))
+                self._add_part(lease, entry.key, found)
+
+
+def bytes_of(refused: Sequence[Settled]) -> int:
+    """About how many bytes of memory refused offsets take."""
+    return sum(each.offsets.nbytes + _REFUSED_BYTES for each in refused)

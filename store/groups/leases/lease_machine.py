@@ -19,6 +19,7 @@ from raymq.store.state.topics import QueueKey
 
 from . import key_order
 from .entries import (
+    TO_BURY_MS,
     Entry,
     ForgetEntry,
     LeasedPart,
@@ -29,13 +30,23 @@ from .entries import (
     SettleEntry,
     SettleOutcome,
     TrimEntry,
+    waited_ms,
 )
-from .group_leases import NEW_SESSION, GroupLeases, WorkerSession
+from .group_leases import NEW_SESSION, GroupLeases, WorkerSession, bytes_of
 from .lease_table import LeaseTable
 from .lease_times import LeaseTimes
 from .offsets import NO_OFFSETS, OffsetColumn
 from .options import COPIES_MAX, DELAY_IN_PLACE_MS_MAX, LEASE_OFFSETS_MAX, LeaseOptions
 from .queue_columns import OPEN, QueueColumns
+from .request_checks import (
+    check_groups,
+    check_key,
+    check_lease,
+    check_length,
+    check_session,
+    checked_items,
+    checked_offsets,
+)
 from .requests import (
     NO_SESSION,
     Copy,
@@ -54,6 +65,10 @@ from .requests import (
 SESSIONS_MAX = 10_000
 #: a session that holds nothing is forgotten after so long
 SESSION_IDLE_MS = 3_600_000
+#: bytes of the refused offsets that a shard remembers, so that a repeated request gets its first answer
+REFUSED_BYTES_MAX = 16 << 20
+#: a group that is used and needs no record gets one after so long, so that it does not count as unused
+MARK_EVERY_MS = 86_400_000
 #: verdicts that settle a message for ever
 _FINAL = (SettleOutcome.ACKED, SettleOutcome.REJECTED)
 _NO_SLOTS = np.zeros(0, dtype=np.uint16)
@@ -95,6 +110,8 @@ class LeaseMachine:
         self.copies_max = COPIES_MAX
         self._times = LeaseTimes(self._group, options)
         self._times.activate(now_ms)
+        #: when the group got its last record
+        self._written_ms = now_ms
         #: session -> when it was used last
         self._used_ms = dict.fromkeys(self._group.sessions, now_ms)
         #: in the order of keys: messages of an earlier leader, whose keys are not known yet
@@ -106,14 +123,13 @@ class LeaseMachine:
 
     @property
     def _group(self) -> GroupLeases:
-        found = self._table.groups.get(self._name)
-        # Made here, so that times and records have the same one.
-        return self._table.groups.setdefault(self._name, GroupLeases()) if found is None else found
+        # Times and records have the same one, also before the first record.
+        return self._table.coming(self._name)
 
     @property
     def is_stale(self) -> bool:
         """Whether the group was deleted, or its state was made again: then another machine decides."""
-        return not self._times.is_of(self._table.groups.get(self._name))
+        return not self._times.is_of(self._table.known(self._name))
 
     def change_options(self, options: LeaseOptions) -> None:
         """Take other options, from the next decision on. Those of another order need another machine."""
@@ -123,9 +139,7 @@ class LeaseMachine:
 
     def begin(self, key: QueueKey, offset: int) -> LeasePlan:
         """Let a queue begin at the offset that the group has committed, or wants to start at."""
-        if key in self._group.queues:
-            return LeasePlan()
-        return LeasePlan([AppendGroup([ResetEntry(key, offset)])])
+        return LeasePlan() if key in self._group.queues else self.reset(key, offset)
 
     def due(self, key: QueueKey, count: int, now_ms: int) -> OffsetColumn:
         """Offsets that may be leased again, the first ones, at most `count`. In an order, `lease` finds them itself."""
@@ -146,8 +160,9 @@ class LeaseMachine:
     def lease(self, request: LeaseRequest, offers: Sequence[Offer], now_ms: int) -> LeasePlan:
         """Decide on a lease. Args: `offers`: what its queues have, in the order of preference.
 
-        Raises: Rejected for a new session, if there are as many as may be.
+        Raises: Rejected for a new session, if there are as many as may be, and for a request that no record could say.
         """
+        check_lease(request)
         session = self._note_use(request.session, now_ms)
         if request.session and is_repeated(request.request, session.request):
             return LeasePlan(answer=self._repeated(request, session.number, now_ms))
@@ -158,7 +173,7 @@ class LeaseMachine:
         plan, parts = LeasePlan(), []
         wanted = min(request.max_records, LEASE_OFFSETS_MAX)
         room = self.options.max_in_flight - self._group.in_flight
-        for offer in offers:
+        for offer in _each_queue_once(offers):
             if wanted <= 0:
                 break
             part = self._choose(plan, offer, wanted, room, now_ms)
@@ -176,6 +191,9 @@ class LeaseMachine:
             session_id = request.session if is_lease else NO_SESSION
             entry = LeaseEntry(number, session_id, request.request, lease_ms, parts)
             plan.groups.append(AppendGroup([entry]))
+        if not plan.groups and now_ms - self._written_ms >= MARK_EVERY_MS and self._group.queues:
+            # It has the time.
+            plan.groups.append(AppendGroup([]))
         return plan
 
     def _repeated(self, request: LeaseRequest, number: int, now_ms: int) -> LeaseAnswer:
@@ -221,11 +239,16 @@ class LeaseMachine:
             chosen = may[may >= columns.next]
         else:
             chosen = fresh
+        # All keys of the offer wait: later messages have others.
+        is_blocked = self.options.order == "key" and len(fresh) > 0 and not len(chosen)
         left = left[:wanted]
         is_out = columns.status[columns.at(left)] == OPEN
         room -= len(left) - int(np.count_nonzero(is_out))
         chosen = chosen[: max(0, min(wanted - len(left), room))]
-        return self._part(columns, offer, left, fresh, chosen, slots, before, plan)
+        last = int(chosen[-1]) if len(chosen) else columns.next - 1
+        if is_blocked and passes_blocked_ones():
+            last = int(fresh[-1])
+        return self._part(columns, offer, left, fresh, chosen, last, slots, before, plan)
 
     def _added(self, part: LeasedPart) -> int:
         """How many more are in flight with a part: what another lease had is in flight already."""
@@ -256,12 +279,12 @@ class LeaseMachine:
         due: OffsetColumn,
         fresh: OffsetColumn,
         chosen: OffsetColumn,
+        last: int,
         slots: npt.NDArray[np.uint16],
         before: npt.NDArray[np.uint16],
         plan: LeasePlan,
     ) -> LeasedPart | None:
-        """The part of a lease with these offsets, and with those that it passes over."""
-        last = int(chosen[-1]) if len(chosen) else columns.next - 1
+        """The part of a lease with these offsets, and with those up to `last` that it passes over."""
         used = fresh <= last
         rest = fresh[~used]
         end = columns.next
@@ -272,7 +295,7 @@ class LeaseMachine:
         filtered = np.arange(columns.next, end)
         if len(filtered):
             filtered = filtered[np.isin(filtered, fresh, assume_unique=True, invert=True)]
-        if not len(due) and not len(chosen) and not len(filtered):
+        if not any(map(len, (due, chosen, filtered, passed))):
             return None
 
         if self.options.order:
@@ -295,20 +318,21 @@ class LeaseMachine:
     def _dead_of(
         self, columns: QueueColumns, offsets: OffsetColumn
     ) -> tuple[OffsetColumn, OffsetColumn]:
-        """The offsets that had their last attempt, and the others."""
-        most = self.options.max_attempts
-        if most is None:
-            return NO_OFFSETS, offsets
-        is_dead = attempts_of(columns, offsets) >= most
+        """The offsets that are not delivered again, as rejected ones or after their last attempt; and the others."""
+        is_dead = columns.delay_ms[columns.at(offsets)] == TO_BURY_MS
+        if self.options.max_attempts is not None:
+            is_dead |= attempts_of(columns, offsets) >= self.options.max_attempts
         return offsets[is_dead], offsets[~is_dead]
 
     def _bury(self, plan: LeasePlan, key: QueueKey, dead: OffsetColumn) -> None:
-        """Settle messages whose last attempt ended without a word of their worker."""
+        """Settle messages whose last attempt ended without a word of their worker, and rejected ones."""
         columns = self._group.queues[key]
         entry = SettleEntry(NO_SESSION, 0, [Settled(SettleOutcome.DEAD, 0, key, 0, dead)])
+        is_rejected = columns.delay_ms[columns.at(dead)] == TO_BURY_MS
+        reasons = np.where(is_rejected, "rejected", "its last lease ended").tolist()
         copies = [
-            self._copy(columns, key, offset, SettleOutcome.DEAD, "its last lease ended")
-            for offset in dead.tolist()
+            self._copy(columns, key, offset, SettleOutcome.DEAD, reason)
+            for offset, reason in zip(dead.tolist(), reasons, strict=True)
         ]
         plan.groups.append(AppendGroup([entry], copies if self.options.has_dead_letters else ()))
 
@@ -331,8 +355,10 @@ class LeaseMachine:
     def settle(self, request: SettleRequest, now_ms: int) -> LeasePlan:
         """Decide what becomes of messages.
 
-        Raises: Rejected for a new session, if there are as many as may be, and for too many rejected messages.
+        Raises: Rejected for a new session, if there are as many as may be; for a request that no record could say; and
+        for refused messages, if the shard remembers as many as it may.
         """
+        items = checked_items(request)
         session = self._note_use(request.session, now_ms)
         if request.session and is_settled_before(request.settle, session.settle):
             refused = [
@@ -344,21 +370,23 @@ class LeaseMachine:
 
         self._times.advance(now_ms)
         draft = _Settling()
-        for item in request.items:
+        for item in items:
             self._check_keys(item.key)
             draft.take(item, self._held(item, draft))
-        if self.options.order and orders_settlements():
+        is_ordered = bool(self.options.order) and orders_settlements()
+        if is_ordered:
+            self._refuse_early(draft)
+        if draft.postpone(self.copies_max) and is_ordered:
+            # What is postponed stays unsettled.
             self._refuse_early(draft)
         self._decide(draft)
-        if len(draft.copies) > self.copies_max:
-            raise Rejected(
-                f"{len(draft.copies)} messages would be copied; one request may reject {self.copies_max}",
-                field="rejected",
-                limit=self.copies_max,
-                found=len(draft.copies),
-            )
 
-        groups = [Settled(*each, np.sort(np.concatenate(found))) for each, found in draft.groups()]
+        groups = [
+            Settled(*each, np.unique(np.concatenate(found))) for each, found in draft.groups()
+        ]
+        check_groups(len(groups))
+        if request.session:
+            self._check_refused(groups, session)
         refused = [
             RefusedOffsets(each.number, each.key, each.offsets)
             for each in groups
@@ -373,6 +401,19 @@ class LeaseMachine:
                 copies = draft.copies if self.options.has_dead_letters else draft.moved()
                 plan.groups.append(AppendGroup([entry], copies))
         return plan
+
+    def _check_refused(self, groups: Sequence[Settled], session: WorkerSession) -> None:
+        """Raises: Rejected, if the shard would remember too many refused offsets."""
+        refused = [each for each in groups if each.outcome == SettleOutcome.REFUSED]
+        others = sum(each.refused_bytes for each in self._table.groups.values())
+        found = others - bytes_of(session.refused) + bytes_of(refused)
+        if refused and found > REFUSED_BYTES_MAX:
+            raise Rejected(
+                f"the shard would remember {found} bytes of refused messages; the limit is {REFUSED_BYTES_MAX}",
+                field="refused",
+                limit=REFUSED_BYTES_MAX,
+                found=found,
+            )
 
     def _held(self, item: SettleItem, draft: _Settling) -> npt.NDArray[np.bool_]:
         """Which offsets of an item its lease holds. One that the request names twice counts once."""
@@ -400,10 +441,13 @@ class LeaseMachine:
                 is_kept = np.isin(item.offsets, may[item.key])
                 draft.refuse(item, item.offsets[~is_kept])
                 draft.items[index] = item._replace(offsets=item.offsets[is_kept])
+        # What was refused is still held.
+        draft.name_items()
 
     def _decide(self, draft: _Settling) -> None:
         """The outcome of each message that its lease holds."""
-        for item in draft.items:
+        # The rejected ones first: those that are nacked take what is left of the copies.
+        for item in sorted(draft.items, key=lambda each: each.verdict != SettleOutcome.REJECTED):
             if not len(item.offsets):
                 continue
             columns = self._group.queues[item.key]
@@ -412,12 +456,12 @@ class LeaseMachine:
                     draft.add(SettleOutcome.ACKED, item, item.offsets)
                 case SettleOutcome.REJECTED:
                     self._add_copies(draft, item, item.offsets, SettleOutcome.DEAD, "rejected")
+                case SettleOutcome.NACKED if item.delay_ms == TO_BURY_MS:
+                    draft.add(SettleOutcome.NACKED, item, item.offsets, TO_BURY_MS)
                 case SettleOutcome.NACKED:
                     self._nack(draft, columns, item)
                 case SettleOutcome.RETURNED:
                     draft.add(SettleOutcome.RETURNED, item, item.offsets)
-                case _:
-                    raise Rejected("no verdict", field="verdict", found=item.verdict)
 
             is_returned = item.verdict in (SettleOutcome.NACKED, SettleOutcome.RETURNED)
             if is_returned and self.options.order and returns_later_ones():
@@ -483,8 +527,11 @@ class LeaseMachine:
         """Give leases of a session more time.
 
         Args: `numbers`: of the leases; None: all of the session, of which there must be one. `lease_ms`: None: the
-        length of each.
+        length of each. Raises: Rejected for what no record could say.
         """
+        check_session(session)
+        if lease_ms is not None:
+            check_length(lease_ms)
         self._note_use(session, now_ms)
         leases = self._group.leases
         named = (leases if session else ()) if numbers is None else numbers
@@ -517,7 +564,10 @@ class LeaseMachine:
         """Give one message of a lease a deadline of its own, which extending the lease does not move any more.
 
         Args: `gives_up`: its worker does not hold it any more; others get it then, and the attempt counts.
+        Raises: Rejected for what no record could say.
         """
+        checked_offsets(np.array([offset]))
+        check_length(length_ms)
         lease = self._group.leases.get(number)
         columns = self._group.queues.get(key)
         answer = LeasePlan(answer=ExtendAnswer({}))
@@ -542,7 +592,9 @@ class LeaseMachine:
         return LeasePlan([AppendGroup([TrimEntry(key, min_offset)])])
 
     def reset(self, key: QueueKey, offset: int) -> LeasePlan:
-        """Let a queue begin at another offset. All of its leases end."""
+        """Let a queue begin at another offset. All of its leases end. Raises: Rejected for what no record could say."""
+        check_key(key)
+        checked_offsets(np.array([offset]))
         return LeasePlan([AppendGroup([ResetEntry(key, offset)])])
 
     def forget_idle(self, now_ms: int) -> LeasePlan:
@@ -579,6 +631,8 @@ class LeaseMachine:
 
     def note(self, plan: LeasePlan, now_ms: int) -> None:
         """Start the times of a plan whose entries were appended and applied."""
+        if plan.groups:
+            self._written_ms = now_ms
         for key, offsets, slots in plan.slots:
             columns = self._group.queues[key]
             inside = columns.inside(offsets)
@@ -589,7 +643,8 @@ class LeaseMachine:
             elif isinstance(entry, SettleEntry):
                 for group in entry.groups:
                     if group.outcome in (SettleOutcome.NACKED, SettleOutcome.RETURNED):
-                        self._times.wait(group.key, group.offsets, now_ms + group.delay_ms)
+                        due_ms = now_ms + waited_ms(group.delay_ms)
+                        self._times.wait(group.key, group.offsets, due_ms)
 
     def _note_lease(self, entry: LeaseEntry, now_ms: int) -> None:
         if entry.number:
@@ -634,6 +689,30 @@ class _Settling:
         self.items.append(item._replace(offsets=held))
         self.named.setdefault(item.key, []).append(held)
 
+    def name_items(self) -> None:
+        """Let only those offsets be named that the items still have."""
+        self.named = {}
+        for item in self.items:
+            self.named.setdefault(item.key, []).append(item.offsets)
+
+    def postpone(self, copies_max: int) -> bool:
+        """Let rejected offsets wait, but for the first ones: so many are copied now. Returns: whether some wait."""
+        kept: list[SettleItem] = []
+        waiting: list[SettleItem] = []
+        room = copies_max
+        for item in self.items:
+            if item.verdict != SettleOutcome.REJECTED:
+                kept.append(item)
+                continue
+            now, later = item.offsets[:room], item.offsets[room:]
+            room -= len(now)
+            kept.append(item._replace(offsets=now))
+            if len(later):
+                waits = item._replace(verdict=SettleOutcome.NACKED, delay_ms=TO_BURY_MS)
+                waiting.append(waits._replace(offsets=later))
+        self.items = kept + waiting
+        return bool(waiting)
+
     def refuse(self, item: SettleItem, offsets: OffsetColumn) -> None:
         """Refuse offsets of an item."""
         self.add(SettleOutcome.REFUSED, item, offsets)
@@ -654,6 +733,14 @@ class _Settling:
     def moved(self) -> list[Copy]:
         """The copies without those of dead messages."""
         return [each for each in self.copies if each.outcome == SettleOutcome.MOVED]
+
+
+def _each_queue_once(offers: Sequence[Offer]) -> Iterable[Offer]:
+    """The first offer of each queue."""
+    found: dict[QueueKey, Offer] = {}
+    for offer in offers:
+        found.setdefault(offer.key, offer)
+    return found.values()
 
 
 # --- parts that a mutant removes ------------------------------------------------------------------
@@ -710,6 +797,11 @@ def needs_record(length_ms: int, lease_ms: int) -> bool:
 
 def blocks_keys() -> bool:
     """A message waits for the earlier ones of its key."""
+    return True
+
+
+def passes_blocked_ones() -> bool:
+    """Messages whose keys wait do not keep later ones of other keys away."""
     return True
 
 

@@ -35,6 +35,8 @@ class LeaseTable:
         #: recognises the leases of the former one
         self.number = 0
         self.groups: dict[str, GroupLeases] = {}
+        #: groups of which there is no record yet, for the machines that will write it
+        self._coming: dict[str, GroupLeases] = {}
         #: leases since the last look at the memory that all take, and the group that takes too much
         self._since_look = LOOK_LEASES
         self._largest = ""
@@ -42,6 +44,14 @@ class LeaseTable:
     def group(self, name: str) -> GroupLeases:
         """What a group has. One that has nothing is made with its first record."""
         return self.groups.get(name) or GroupLeases()
+
+    def coming(self, name: str) -> GroupLeases:
+        """What a group has, or will have with its first record. A group that is deleted has another one then."""
+        return self.known(name) or self._coming.setdefault(name, GroupLeases())
+
+    def known(self, name: str) -> GroupLeases | None:
+        """What a group has, or what `coming` gave for it."""
+        return self.groups.get(name) or self._coming.get(name)
 
     def apply_packed(self, body: bytes) -> dict[tuple[str, str], dict[int, int]]:
         """Account for one record. Returns: (group, topic) -> queue -> low mark, of those that have moved.
@@ -66,11 +76,15 @@ class LeaseTable:
             self.number = max(self.number, entry.number)
         elif isinstance(entry, EndEntry):
             self.groups.pop(name, None)
+            self._coming.pop(name, None)
         else:
             if isinstance(entry, LeaseEntry):
                 self.number = max(self.number, entry.number)
                 self._since_look += 1
-            self.groups.setdefault(name, GroupLeases()).apply(entry)
+            if name not in self.groups:
+                self.groups[name] = self.coming(name)
+                self._coming.pop(name, None)
+            self.groups[name].apply(entry)
 
     def drop_topic(self, topic: str) -> None:
         """Forget what groups have of a topic that is deleted."""

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from raymq.store.state.topics import QueueKey
 
+from .entries import waited_ms
 from .group_leases import GroupLeases
 from .offsets import NO_OFFSETS, OffsetColumn
 from .options import LeaseOptions
 from .queue_columns import NEVER, OPEN, WAITING, QueueColumns
+
+#: leases and waits at which one step looks at most: puts wait meanwhile. The next step goes on
+LOOKS_MAX, WAITS_MAX = 500, 10_000
+#: times are pruned when they have doubled since, and are so many more
+_PRUNED_MIN = 100
 
 
 @dataclass(slots=True)
@@ -43,6 +50,8 @@ class LeaseTimes:
         self._deadlines: dict[int, Deadline] = {}
         #: (when to look at a lease, its number, whether for offsets of their own). It may have a later deadline by then
         self._looks: list[tuple[int, int, bool]] = []
+        #: the looks or deadlines at which those of settled leases are dropped
+        self._pruned_at = _PRUNED_MIN
         #: (when offsets may be leased again, a count, their queue, the offsets)
         self._waits: list[tuple[int, int, QueueKey, OffsetColumn]] = []
         self._count = itertools.count()
@@ -65,14 +74,34 @@ class LeaseTimes:
             delays_ms = columns.delay_ms[columns.at(waiting)]
             for delay_ms in np.unique(delays_ms).tolist():
                 found = waiting[delays_ms == delay_ms]
-                self.wait(key, found, now_ms + activation_delay_ms(delay_ms))
+                self.wait(key, found, now_ms + activation_delay_ms(waited_ms(delay_ms)))
 
     # --- leases -----------------------------------------------------------------------------------
 
     def begin(self, number: int, lease_ms: int, now_ms: int) -> None:
         """Start the time of a lease."""
         self._deadlines[number] = Deadline(now_ms + lease_ms, now_ms)
-        heapq.heappush(self._looks, (now_ms + lease_ms, number, False))
+        self._look_at(now_ms + lease_ms, number, is_own=False)
+
+    def _look_at(self, at_ms: int, number: int, *, is_own: bool) -> None:
+        heapq.heappush(self._looks, (at_ms, number, is_own))
+        if max(len(self._looks), len(self._deadlines)) > self._pruned_at:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Drop the times of leases that are settled."""
+        leases = self._group.leases
+        self._deadlines = {
+            number: known for number, known in self._deadlines.items() if number in leases
+        }
+        looks = []
+        for number, known in self._deadlines.items():
+            if not known.is_over:
+                looks.append((known.at_ms, number, False))
+            looks += [(at_ms, number, True) for at_ms in set(known.own.values())]
+        heapq.heapify(looks)
+        self._looks = looks
+        self._pruned_at = 2 * max(len(looks), len(self._deadlines)) + _PRUNED_MIN
 
     def deadline(self, number: int) -> Deadline | None:
         """The deadline of a lease; None: there is no such lease."""
@@ -86,7 +115,7 @@ class LeaseTimes:
         """
         self.advance(now_ms)
         known = self.deadline(number)
-        if known is None or known.is_over:
+        if known is None or known.is_over or known.at_ms <= now_ms:
             return 0
         most_ms = known.began_ms + self.options.max_lease_ms - now_ms
         granted_ms = min(lease_ms, most_ms)
@@ -106,6 +135,8 @@ class LeaseTimes:
         known = self.deadline(number)
         if known is None or not self.has_time(key, offset, now_ms):
             return 0
+        if known.own.get((key, offset), known.at_ms) <= now_ms:
+            return 0
         granted_ms = min(length_ms, known.began_ms + self.options.max_lease_ms - now_ms)
         if granted_ms <= 0:
             return 0
@@ -113,7 +144,7 @@ class LeaseTimes:
         if not ends:
             at_ms = max(at_ms, known.own.get((key, offset), known.at_ms))
         known.own[key, offset] = at_ms
-        heapq.heappush(self._looks, (at_ms, number, True))
+        self._look_at(at_ms, number, is_own=True)
         return granted_ms
 
     def held_by_lease(self, number: int, key: QueueKey, offsets: OffsetColumn) -> OffsetColumn:
@@ -125,7 +156,7 @@ class LeaseTimes:
         return np.asarray(left[np.isin(left, np.array(own), invert=True)]) if own else left
 
     def has_time(self, key: QueueKey, offset: int, now_ms: int) -> bool:
-        """Whether the time of an offset, which a lease holds, is not over."""
+        """Whether the end of an offset's time, which a lease holds, was not found yet."""
         self.advance(now_ms)
         columns = self._group.queues[key]
         return bool(columns.due_ms[columns.at(np.array([offset]))][0] == NEVER)
@@ -164,14 +195,22 @@ class LeaseTimes:
         return found[:count]
 
     def advance(self, now_ms: int) -> None:
-        """Account for the time: leases whose time is over, and delays that are."""
-        while self._looks and self._looks[0][0] <= now_ms:
+        """Account for the time: leases whose time is over, and delays that are; so many as one step may."""
+        for _ in range(LOOKS_MAX):
+            if not self._looks or self._looks[0][0] > now_ms:
+                break
             _, number, is_own = heapq.heappop(self._looks)
             self._look(number, now_ms, is_own=is_own)
-        while self._waits and self._waits[0][0] <= now_ms:
+
+        due: dict[QueueKey, list[OffsetColumn]] = {}
+        for _ in range(WAITS_MAX):
+            if not self._waits or self._waits[0][0] > now_ms:
+                break
             _, _, key, offsets = heapq.heappop(self._waits)
+            due.setdefault(key, []).append(offsets)
+        for key, found in due.items():
             known = self._ready.get(key, NO_OFFSETS)
-            self._ready[key] = np.union1d(known, offsets) if len(known) else offsets
+            self._ready[key] = joined([known, *found] if len(known) else found)
 
     def next_ms(self) -> int | None:
         """When `advance` may find something; None: never."""
@@ -194,7 +233,6 @@ class LeaseTimes:
         elif not known.is_over:
             known.is_over = True
             self._end(number, known, ended_ms)
-            self._forget_ended()
 
     def _end_own(self, number: int, known: Deadline, now_ms: int) -> None:
         for (key, offset), at_ms in list(known.own.items()):
@@ -214,12 +252,6 @@ class LeaseTimes:
                 is_held &= np.isin(left, np.array(own), invert=True)
             self._permit(key, left[is_held], ended_ms)
 
-    def _forget_ended(self) -> None:
-        """Drop what is known of leases that ended, once they are most of all."""
-        leases = self._group.leases
-        if len(self._deadlines) > 2 * len(leases) + 100:
-            self._deadlines = {each: self._deadlines[each] for each in leases}
-
     def _permit(self, key: QueueKey, offsets: OffsetColumn, ended_ms: int) -> None:
         """Let expired offsets be leased again, each after the delay for its attempts."""
         columns = self._group.queues[key]
@@ -227,6 +259,11 @@ class LeaseTimes:
         for each in np.unique(attempts).tolist():
             delay_ms = self.options.backoff_of(each)
             self.wait(key, offsets[attempts == each], ended_ms + delay_ms)
+
+
+def joined(columns: Sequence[OffsetColumn]) -> OffsetColumn:
+    """The offsets of some columns, ascending, each of them once."""
+    return columns[0] if len(columns) == 1 else np.unique(np.concatenate(columns))
 
 
 # --- parts that a mutant removes ------------------------------------------------------------------

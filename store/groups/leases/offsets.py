@@ -18,6 +18,8 @@ from .reader import PackedReader
 
 #: offsets that one packed column may have. A record of this version has fewer
 PACKED_MAX = 1 << 20
+#: the highest offset, and the highest number of a lease or of a request
+OFFSET_MAX = (1 << 62) - 1
 
 _RANGE, _RANGES, _BITMAP, _EMPTY = range(4)
 _WIDTHS = (0, 1, 2, 4, 8)
@@ -30,16 +32,20 @@ NO_OFFSETS: OffsetColumn = np.zeros(0, dtype=np.int64)
 
 
 def pack_offsets(offsets: OffsetColumn) -> bytes:
-    """Ascending offsets without repetition as bytes."""
+    """Ascending offsets without repetition as bytes. Raises: ValueError for others, which could not be read."""
     count = len(offsets)
     if not count:
         return bytes((_EMPTY,))
     first, last = int(offsets[0]), int(offsets[-1])
+    steps = np.diff(offsets)
+    if first < 0 or last > OFFSET_MAX or (steps < 1).any():
+        raise ValueError(f"offsets from {first} to {last} that do not ascend")
+    _check_count(count)
+
     span = last - first + 1
     if span == count:
         return _HEAD.pack(_RANGE, first, count)
-
-    ends = np.flatnonzero(np.diff(offsets) != 1)
+    ends = np.flatnonzero(steps != 1)
     starts = np.concatenate((offsets[:1], offsets[ends + 1]))
     stops = np.concatenate((offsets[ends], offsets[-1:])) + 1
     gaps, lengths = starts[1:] - stops[:-1], stops - starts
@@ -87,13 +93,14 @@ def read_offsets(reader: PackedReader) -> OffsetColumn:
 
 def _check_count(count: int) -> None:
     if not 0 < count <= PACKED_MAX:
-        raise ValueError(f"{count} offsets")
+        raise ValueError(f"{count} numbers in one column")
 
 
 def pack_column(numbers: npt.NDArray[Any]) -> bytes:
-    """Whole numbers as bytes; their count is not in it."""
+    """Whole numbers as bytes; their count is not in it. Raises: ValueError for too many."""
     if not len(numbers):
         return b""
+    _check_count(len(numbers))
     least, most = int(numbers.min()), int(numbers.max())
     width = next(each for each in _WIDTHS if most - least < 1 << 8 * each)
     head = _COLUMN.pack(width, least)
@@ -106,8 +113,7 @@ def read_column(reader: PackedReader, count: int) -> OffsetColumn:
     """The inverse of `pack_column`. Raises: ValueError for other bytes."""
     if not count:
         return np.zeros(0, dtype=np.int64)
-    if not 0 < count <= PACKED_MAX:
-        raise ValueError(f"{count} numbers")
+    _check_count(count)
     width, least = reader.byte(), reader.signed()
     if width not in _WIDTHS:
         raise ValueError(f"a column of {width} bytes a number")

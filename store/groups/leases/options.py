@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raymq.store.base.errors import Rejected
+
 #: a message that is returned with a longer delay is moved to the group's retry topic
 DELAY_IN_PLACE_MS_MAX = 60_000
 #: offsets that one request may lease
 LEASE_OFFSETS_MAX = 65_536
 #: messages that one step copies to the dead letters or to the retry topic, at most
 COPIES_MAX = 64
+#: the longest time that a record can say
+MS_MAX = (1 << 32) - 2
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,25 @@ class LeaseOptions:
     #: False: a message after its last attempt is dropped, and counted
     has_dead_letters: bool = True
 
+    def __post_init__(self) -> None:
+        """Raises: Rejected for values that no record could say."""
+        for name in ("lease_ms", "max_lease_ms"):
+            check_range(name, getattr(self, name), 1, MS_MAX)
+        check_range("delays in backoff_ms", len(self.backoff_ms), 1, MS_MAX)
+        for delay_ms in self.backoff_ms:
+            check_range("backoff_ms", delay_ms, 0, MS_MAX)
+
     def backoff_of(self, attempts: int) -> int:
         """The delay of a message after so many attempts, at least one."""
         return self.backoff_ms[min(max(attempts, 1), len(self.backoff_ms)) - 1]
+
+
+def check_range(field: str, found: int, least: int, most: int) -> None:
+    """Raises: Rejected unless a number is in its range."""
+    if not least <= found <= most:
+        raise Rejected(
+            f"{field} is between {least} and {most}, not {found}",
+            field=field,
+            limit=[least, most],
+            found=found,
+        )

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from raymq.store.base.errors import Rejected
 from raymq.store.state.topics import QueueKey
 
 from .entries import (
@@ -28,6 +29,7 @@ from .entries import (
     Settled,
     SettleEntry,
     SettleOutcome,
+    TimeEntry,
     TrimEntry,
 )
 from .offsets import pack_column, pack_offsets, read_column, read_offsets
@@ -61,7 +63,7 @@ class _Topics:
 
 
 def pack(group: str, entries: Iterable[Entry]) -> bytes:
-    """The body of a record."""
+    """The body of a record. Raises: ValueError, struct.error for entries that could not be read."""
     topics = _Topics()
     parts: list[bytes] = []
     for entry in entries:
@@ -70,6 +72,18 @@ def pack(group: str, entries: Iterable[Entry]) -> bytes:
         parts += packer(entry, topics)
     names = [_text(name) for name in topics.places]
     return b"".join((bytes((FORM,)), _text(group), _SHORT.pack(len(names)), *names, *parts))
+
+
+def pack_checked(group: str, entries: Iterable[Entry]) -> bytes:
+    """As `pack`, and read again. Raises: Rejected for entries that a replica could not read: no log may get them."""
+    try:
+        body = pack(group, entries)
+        unpack(body)
+    except (ValueError, LookupError, struct.error) as error:
+        raise Rejected(
+            f"no record can say this of the leases of group {group}: {error}", field="record"
+        ) from error
+    return body
 
 
 def unpack(body: bytes) -> tuple[str, list[Entry]]:
@@ -214,6 +228,14 @@ def _read_end(reader: PackedReader, topics: Sequence[str]) -> EndEntry:
     return EndEntry()
 
 
+def _pack_time(entry: TimeEntry, topics: _Topics) -> list[bytes]:
+    return [_SIGNED.pack(entry.at_ms)]
+
+
+def _read_time(reader: PackedReader, topics: Sequence[str]) -> TimeEntry:
+    return TimeEntry(reader.number())
+
+
 # --- snapshots ------------------------------------------------------------------------------------
 
 
@@ -280,6 +302,7 @@ _KINDS: tuple[tuple[int, type, Callable[..., list[bytes]], Callable[..., Any]], 
     (9, HeldEntry, _pack_held, _read_held),
     (10, SessionEntry, _pack_known_session, _read_known_session),
     (11, QueueEntry, _pack_queue, _read_queue),
+    (12, TimeEntry, _pack_time, _read_time),
 )
 _PACKERS: dict[type, tuple[int, Callable[..., list[bytes]]]] = {
     each: (kind, packer) for kind, each, packer, _ in _KINDS

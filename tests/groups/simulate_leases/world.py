@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raymq.store.groups.leases.entries import Entry, LeaseEntry, SettleEntry, SettleOutcome
+from raymq.store.groups.leases.entries import (
+    TO_BURY_MS,
+    Entry,
+    LeaseEntry,
+    SettleEntry,
+    SettleOutcome,
+)
 from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.groups.leases.options import LeaseOptions
@@ -49,6 +55,7 @@ FAULTS = (
     ("nack", 3),
     ("reject", 1),
     ("release", 1),
+    ("mix", 2),
     ("delay", 1),
     ("extend", 4),
     ("own", 2),
@@ -71,6 +78,8 @@ class Bounds:
     max_in_flight: int = 100
     max_attempts: int | None = 2
     max_lease_ms: int = 60_000
+    #: messages that one step copies
+    copies: int = 64
     #: after a lease whose time is over
     backoff_ms: int = 0
     order: str = ""
@@ -222,7 +231,7 @@ class World:
 
         self.log = Log()
         self.table = LeaseTable()
-        self.machine = LeaseMachine(self.table, GROUP, self.options, 0)
+        self.machine = self.make_machine()
         self.reference = Reference()
         self.deposed: LeaseMachine | None = None
         self.deposed_table = self.table
@@ -243,6 +252,11 @@ class World:
         for key in self.keys:
             self.append(self.machine.begin(key, 0))
         self.confirm()
+
+    def make_machine(self) -> LeaseMachine:
+        made = LeaseMachine(self.table, GROUP, self.options, self.now_ms)
+        made.copies_max = self.bounds.copies
+        return made
 
     def copy(self) -> World:
         """A world that goes on alone."""
@@ -349,6 +363,7 @@ class World:
         self.machine.note(plan, self.now_ms)
 
     def append_group(self, group: AppendGroup) -> None:
+        need(len(group.copies) <= self.bounds.copies, "L14: too many copies in one step", group)
         self.write(pack(GROUP, group.entries), tuple(group.copies))
 
     def write(self, body: bytes, copies: tuple[Copy, ...]) -> None:
@@ -364,6 +379,20 @@ class World:
         self.log.records.append(Record(body, copies, self.now_ms))
         difference = self.reference.differs(self.table.groups[GROUP])
         need(difference is None, "J4: the columns differ", entries, difference)
+        for entry in entries:
+            if isinstance(entry, SettleEntry) and self.bounds.order:
+                self._check_returned(entry)
+
+    def _check_returned(self, entry: SettleEntry) -> None:
+        """What is returned takes the later ones of its key along."""
+        for group in entry.groups:
+            if group.outcome not in (SettleOutcome.NACKED, SettleOutcome.RETURNED):
+                continue
+            held = self.reference.queues[group.key].open
+            first = {self.key_of(each): each for each in reversed(group.offsets.tolist())}
+            for later, number in held.items():
+                is_own = number == group.number and later > first.get(self.key_of(later), later)
+                need(not is_own, "J15: an earlier one of its key was returned", later, entry)
 
     def _check_entry(self, entry: Entry) -> None:
         """Raises: Broken for an entry that the rules forbid."""
@@ -385,6 +414,8 @@ class World:
             queue = self.reference.queues[part.key]
             for offset in part.taken.tolist():
                 need(not queue.is_settled(offset), "J3: leased after it was settled", offset)
+                is_dead = queue.waiting.get(offset) == TO_BURY_MS
+                need(not is_dead, "J5: leased after it was rejected", offset)
                 most = self.bounds.max_attempts
                 attempts = queue.attempts.get(offset, 0)
                 need(most is None or attempts < most, "J5: leased too often", offset)
@@ -489,7 +520,7 @@ class World:
         difference = self.reference.differs(self.table.groups[GROUP])
         need(difference is None, "J4: the state is no fold of the log", difference)
 
-        self.machine = LeaseMachine(self.table, GROUP, self.options, self.now_ms)
+        self.machine = self.make_machine()
         for key in self.keys:
             offsets = self.machine.without_keys(key)
             if len(offsets):
@@ -552,6 +583,19 @@ class World:
         worker = self.workers[name]
         self._settle(worker, sorted(worker.held)[:1], SettleOutcome.REJECTED)
 
+    def mix(self, name: str, verdict: str) -> None:
+        """Return the first message and acknowledge the others, or reject all but the last one."""
+        self.left["mix"] -= 1
+        worker = self.workers[name]
+        held = sorted(worker.held)
+        if verdict == "nack":
+            first = self._items(worker, held[:1], SettleOutcome.NACKED, DELAY_MS)
+            rest = self._items(worker, held[1:], SettleOutcome.ACKED)
+        else:
+            first = self._items(worker, held[:-1], SettleOutcome.REJECTED)
+            rest = self._items(worker, held[-1:], SettleOutcome.ACKED)
+        self._send_items(worker, (*first, *rest))
+
     def _settle(
         self,
         worker: Worker,
@@ -559,14 +603,26 @@ class World:
         verdict: SettleOutcome,
         delay_ms: int | None = None,
     ) -> None:
+        self._send_items(worker, self._items(worker, chosen, verdict, delay_ms))
+
+    def _items(
+        self,
+        worker: Worker,
+        chosen: list[Held],
+        verdict: SettleOutcome,
+        delay_ms: int | None = None,
+    ) -> tuple[Any, ...]:
+        """Settle what a worker holds. Returns: the items of the message."""
         parts: dict[tuple[int, int], list[int]] = {}
         for number, queue, offset in chosen:
             parts.setdefault((number, queue), []).append(offset)
             worker.drop((number, queue, offset))
-        items = tuple(
+        return tuple(
             (number, queue, tuple(offsets), verdict, delay_ms)
             for (number, queue), offsets in parts.items()
         )
+
+    def _send_items(self, worker: Worker, items: tuple[Any, ...]) -> None:
         worker.settling = Message("settle", worker.name, worker.session, worker.settle, items=items)
         self.send(worker.settling)
 
@@ -766,6 +822,9 @@ class World:
         for kind, weight in (("nack", 1), ("reject", 0.5), ("release", 0.7), ("delay", 0.5)):
             if self.left[kind]:
                 found.append(Event(weight, kind, (name,)))
+        if self.left["mix"] and len(worker.held) > 1:
+            found.append(Event(0.4, "mix", (name, "nack")))
+            found.append(Event(0.3, "mix", (name, "reject")))
 
     # --- invariants -------------------------------------------------------------------------------
 

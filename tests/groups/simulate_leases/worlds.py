@@ -25,6 +25,10 @@ WORLDS = {
     "a filter": replace(LONG, messages=9, filtered=3, max_attempts=None),
     "clocks that differ": replace(LONG, rates=(0.95, 1.05)),
     "leases that end": replace(LONG, max_lease_ms=3_000),
+    "one copy a step": replace(LONG, copies=1, batch=4),
+    "one copy a step, in the order of keys": replace(
+        LONG, copies=1, batch=4, order="key", messages=6, faults=KEPT
+    ),
     "in the order of keys": replace(LONG, order="key", messages=6, faults=KEPT),
     "in the order of the queue": replace(
         LONG, order="queue", messages=4, backoff_ms=1_000, faults=KEPT
