@@ -305,7 +305,7 @@ def test_a_group_is_described_with_its_clients_of_rocketmq_and_their_locks(shard
     assert shard.host.call("groups", {})["clients"] == {GROUP: 3}
     asked = {"group": GROUP, "topic": TOPIC}
     assert shard.host.call("queue_locks", asked) == {"1": ["a", 2_500], "2": ["b", 0]}
-    # A lock that is over keeps nobody away, and is not shown.
+    # A lock that is over refuses no request, and is not shown.
     clock.advance(LOCK_EXPIRY_MS - 2_500)
     assert shard.host.call("queue_locks", asked) == {"2": ["b", LOCK_EXPIRY_MS - 2_500]}
 
