@@ -1,4 +1,4 @@
-"""Shared by all tests: a guard against bare imports, and a mark by folder for Ray, Spark and RocketMQ."""
+"""Shared by all tests: a guard against bare imports, and a mark by folder for Ray, Spark, RocketMQ and servers."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tests.support.programs import run
 
 PARTS = {"store", "actors", "replication", "client", "cluster", "spark", "doors"}
 TESTS = Path(__file__).parent
+#: in these folders tests call servers of their own process
+SERVED = {"actors", "client", "cluster", "doors"}
 #: their cases run in idle time
 EXPLORED = ("test_every_call_fails.py", "test_crash_points.py")
 #: of a test whose program or function takes long
@@ -95,6 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.spark)
         elif item.path.is_relative_to(TESTS / "interop"):
             item.add_marker(pytest.mark.interop)
+        elif item.path.relative_to(TESTS).parts[0] in SERVED:
+            item.add_marker(pytest.mark.served)
         if item.get_closest_marker("program") or item.get_closest_marker("beside"):
             item.add_marker(pytest.mark.timeout(PROGRAM_TIMEOUT_S))
     items.sort(key=weight)

@@ -65,7 +65,8 @@ JVM = "spark or interop"
 PROCESSES = "ray or program or beside"
 #: the longest first
 LANES = (
-    Lane("plain", f"not ({PROCESSES} or {JVM} or alone)", in_memory()),
+    Lane("served", f"served and not ({PROCESSES} or {JVM} or alone)", in_memory()),
+    Lane("plain", f"not (served or {PROCESSES} or {JVM} or alone)", in_memory()),
     Lane("live", f"({PROCESSES}) and not (faults or {JVM} or alone)"),
     Lane("faults", f"faults and ({PROCESSES}) and not ({JVM} or alone)"),
     Lane("jvm", f"({JVM}) and not alone"),

@@ -14,7 +14,7 @@ from _pytest.mark.expression import Expression
 
 from tests import lanes
 
-MARKS = ("ray", "spark", "interop", "program", "beside", "alone", "faults")
+MARKS = ("ray", "spark", "interop", "served", "program", "beside", "alone", "faults")
 PASSES = "print('..  [100%]'); print('==== 2 passed, 1 skipped in 0.10s ====')"
 FAILS = """
 print('.F  [100%]')
@@ -72,7 +72,7 @@ def test_the_counts_of_all_lanes_are_added(
     said[lanes.LAST.expression] = NOTHING
     assert lanes.run([], quick=False) == 0
     *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("======== 8 passed, 4 skipped in ")
+    assert last.startswith("======== 10 passed, 5 skipped in ")
 
 
 def test_the_words_of_a_lane_that_failed_are_printed_and_its_tests_are_named_at_the_end(
@@ -84,7 +84,7 @@ def test_the_words_of_a_lane_that_failed_are_printed_and_its_tests_are_named_at_
     *_, named, last = out.splitlines()
     assert "its own words" in out
     assert named == "FAILED tests/a::test_b - AssertionError"
-    assert last.startswith("======== 1 failed, 9 passed, 4 skipped in ")
+    assert last.startswith("======== 1 failed, 11 passed, 5 skipped in ")
 
 
 def test_a_lane_that_ends_without_a_word_is_an_error(
@@ -94,7 +94,7 @@ def test_a_lane_that_ends_without_a_word_is_an_error(
     assert lanes.run([], quick=False) == 1
     out = capsys.readouterr().out
     assert "no word of pytest" in out
-    assert out.splitlines()[-1].startswith("======== 8 passed, 4 skipped, 1 error in ")
+    assert out.splitlines()[-1].startswith("======== 10 passed, 5 skipped, 1 error in ")
 
 
 def test_a_run_that_is_interrupted_lets_each_lane_end_in_order(

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from raymq.cluster.cluster import Cluster
 from tests.support.served_shard import CLUSTER_ID, ROOT, TOKEN
 from tests.support.stream_flood import flood
@@ -37,6 +39,7 @@ def peak_bytes(pid: int) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
+@pytest.mark.thorough
 def test_streams_that_are_reset_at_once_end_no_leader(tmp_path: Path) -> None:
     leader = subprocess.Popen(
         [sys.executable, "-c", SHARD, str(tmp_path)],

@@ -17,6 +17,7 @@ from raymq.store.base.clock import Clock
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.records.requests import PutRequest
 from raymq.store.state.topics import QueueKey
+from tests.support import tier
 from tests.support.batches import batch, put_one
 from tests.support.fake_backend import FakeCluster
 from tests.support.waiting import until
@@ -236,7 +237,7 @@ def test_a_paused_queue_can_be_sought_and_revoked(make: Make) -> None:
     assert take(assigned, 9) == [body(B, 29)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(tier.rounds("RAYMQ_MOVES", thorough=20, quick=6)))
 def test_queues_that_move_between_two_consumers_lose_and_double_nothing(
     make: Make, seed: int
 ) -> None:

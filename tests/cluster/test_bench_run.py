@@ -137,6 +137,7 @@ def test_end_to_end_over_several_topics_with_keys_in_an_open_loop(
         assert fact in html
 
 
+@pytest.mark.thorough
 def test_a_closed_loop_of_single_messages_is_sound(cluster: Cluster) -> None:
     # On a busy machine the first answer may take a second.
     words = ("--warmup-s", "1.4", "--api", "messages", "--json")
@@ -152,6 +153,7 @@ def test_a_closed_loop_of_single_messages_is_sound(cluster: Cluster) -> None:
     assert report["channels"]["send"]["throughput"]["messages_per_s"] > 0
 
 
+@pytest.mark.thorough
 def test_a_backlog_is_sent_and_read(cluster: Cluster) -> None:
     words = ("--messages", "3001", "--batch", "100", "--size", "100", "--shards", "0", "--json")
     code, out, err = command(cluster, "consume", *words)
@@ -187,6 +189,7 @@ def test_while_ever_more_becomes_visible_it_is_waited_for(
     assert bench._visible_ends([promised]) == {0: QueueEnd(0, 4)}
 
 
+@pytest.mark.thorough
 def test_the_highest_rate_is_searched_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

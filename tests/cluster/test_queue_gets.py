@@ -39,6 +39,12 @@ class Calls:
     def check_open(self) -> None:
         """Always open."""
 
+    def close(self) -> None:
+        """No call is open."""
+
+    def end(self, grace_period_s: float | None) -> None:
+        """No actor ends."""
+
     def call(self, method: str, *arguments: Any, wait_s: float | None = None) -> Any:
         """Give the next items, or raise what the test wants."""
         self.called.append((method, *arguments))
@@ -75,25 +81,37 @@ class AloneQueue(Queue):
         return None
 
 
+class Opened(QueueCluster):
+    """A cluster, and the handles of this test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues: list[AloneQueue] = []
+
+
 @pytest.fixture
-def cluster() -> Iterator[QueueCluster]:
-    cluster = QueueCluster()
+def cluster() -> Iterator[Opened]:
+    cluster = Opened()
     yield cluster
+    # A server waits for the streams of clients that are open.
+    for queue in cluster.queues:
+        queue.shutdown(force=True)
     cluster.close()
 
 
 @pytest.fixture
-def backend(cluster: QueueCluster) -> FakeBackend:
+def backend(cluster: Opened) -> FakeBackend:
     return cluster.backends[0]
 
 
-def opened(cluster: QueueCluster, **options: Any) -> tuple[AloneQueue, Calls]:
+def opened(cluster: Opened, **options: Any) -> tuple[AloneQueue, Calls]:
     queue = AloneQueue(NAME, cluster=cluster, **options)  # type: ignore[arg-type]
+    cluster.queues.append(queue)
     calls: Any = queue._coordinator
     return queue, calls
 
 
-def filled(cluster: QueueCluster, *items: Any) -> tuple[AloneQueue, Calls]:
+def filled(cluster: Opened, *items: Any) -> tuple[AloneQueue, Calls]:
     """A queue of JSON. Bytes are put as they are."""
     queue, calls = opened(cluster, codec="json")
     for item in items:
@@ -113,7 +131,7 @@ class Alarm(Exception):
 @pytest.mark.parametrize("has_assigned", [True, False])
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), Alarm(), SystemExit()])
 def test_an_interrupted_get_gives_its_claim_back(
-    cluster: QueueCluster, interrupt: BaseException, has_assigned: bool
+    cluster: Opened, interrupt: BaseException, has_assigned: bool
 ) -> None:
     queue, calls = filled(cluster, "x")
     calls.interrupts, calls.has_assigned = [interrupt], has_assigned
@@ -127,9 +145,7 @@ def test_an_interrupted_get_gives_its_claim_back(
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), Alarm()])
-def test_an_interrupted_put_gives_its_room_back(
-    cluster: QueueCluster, interrupt: BaseException
-) -> None:
+def test_an_interrupted_put_gives_its_room_back(cluster: Opened, interrupt: BaseException) -> None:
     queue, calls = opened(cluster, maxsize=2)
     calls.interrupts = [interrupt]
     with pytest.raises(type(interrupt)):
@@ -138,7 +154,7 @@ def test_an_interrupted_put_gives_its_room_back(
     assert calls.submitted == [("release", number, 0)]
 
 
-def test_a_cancelled_wait_for_room_gives_the_room_back(cluster: QueueCluster) -> None:
+def test_a_cancelled_wait_for_room_gives_the_room_back(cluster: Opened) -> None:
     queue, calls = opened(cluster, maxsize=2)
     calls.interrupts = [asyncio.CancelledError()]
     with pytest.raises(asyncio.CancelledError):
@@ -147,7 +163,7 @@ def test_a_cancelled_wait_for_room_gives_the_room_back(cluster: QueueCluster) ->
     assert calls.submitted == [("release", number, 0)]
 
 
-def test_a_request_for_room_that_was_released_gets_none(cluster: QueueCluster) -> None:
+def test_a_request_for_room_that_was_released_gets_none(cluster: Opened) -> None:
     opened(cluster)
 
     async def main() -> None:
@@ -168,7 +184,7 @@ def test_a_request_for_room_that_was_released_gets_none(cluster: QueueCluster) -
 
 
 def test_a_call_that_is_forgotten_before_the_log_is_open_takes_nothing(
-    cluster: QueueCluster,
+    cluster: Opened,
 ) -> None:
     opened(cluster)
 
@@ -192,7 +208,7 @@ def test_a_call_that_is_forgotten_before_the_log_is_open_takes_nothing(
 
 
 def test_a_request_that_is_given_up_takes_nothing_even_if_its_call_comes_later(
-    cluster: QueueCluster,
+    cluster: Opened,
 ) -> None:
     opened(cluster)
 
@@ -219,7 +235,7 @@ def test_a_request_that_is_given_up_takes_nothing_even_if_its_call_comes_later(
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_one_item_that_cannot_be_decoded_takes_no_other_item_with_it(cluster: QueueCluster) -> None:
+def test_one_item_that_cannot_be_decoded_takes_no_other_item_with_it(cluster: Opened) -> None:
     queue, _ = filled(cluster, 0, 1, b"{", 3, b"[", 5, 6)
     with pytest.raises(Rejected, match="offset 2 .* still in the topic") as refused:
         queue.get_nowait_batch(5)
@@ -234,7 +250,7 @@ def test_one_item_that_cannot_be_decoded_takes_no_other_item_with_it(cluster: Qu
         queue.get_nowait()
 
 
-def test_a_batch_that_finds_too_few_items_keeps_those_that_were_left(cluster: QueueCluster) -> None:
+def test_a_batch_that_finds_too_few_items_keeps_those_that_were_left(cluster: Opened) -> None:
     queue, _ = filled(cluster, 0, b"{", 2, 3)
     with pytest.raises(Rejected):
         queue.get_nowait_batch(3)
@@ -243,7 +259,7 @@ def test_a_batch_that_finds_too_few_items_keeps_those_that_were_left(cluster: Qu
     assert queue.get_nowait_batch(3) == [0, 2, 3]
 
 
-def test_an_item_of_an_unknown_codec_takes_no_other_item_with_it(cluster: QueueCluster) -> None:
+def test_an_item_of_an_unknown_codec_takes_no_other_item_with_it(cluster: Opened) -> None:
     queue, _ = filled(cluster, 0, 1, 2)
     other, calls = opened(cluster, codec="msgpack")
     other._client().batcher.send(
@@ -258,7 +274,7 @@ def test_an_item_of_an_unknown_codec_takes_no_other_item_with_it(cluster: QueueC
 
 @pytest.mark.parametrize("fault", ["damaged", "deleted"])
 def test_an_item_that_cannot_be_read_takes_no_other_item_with_it(
-    cluster: QueueCluster, monkeypatch: pytest.MonkeyPatch, fault: str
+    cluster: Opened, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     queue, _ = filled(cluster, *range(6))
     client = queue._client()

@@ -71,7 +71,12 @@ def trace(width: int) -> tuple[SimulatedDisk, dict[bytes, Sent]]:
 
 @pytest.mark.parametrize(
     ("width", "power", "stride"),
-    [(4096, False, 61), (512, False, 121), (4096, True, 201), (512, True, 601)],
+    [
+        (4096, False, 61),
+        pytest.param(512, False, 121, marks=pytest.mark.thorough),
+        pytest.param(4096, True, 201, marks=pytest.mark.thorough),
+        (512, True, 601),
+    ],
 )
 def test_after_a_crash_anywhere_each_message_is_delivered_once(width, power, stride) -> None:
     disk, sent = trace(width)

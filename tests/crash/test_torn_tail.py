@@ -263,6 +263,7 @@ WIDE = store_with_tail(
 
 
 @pytest.mark.parametrize("marks", ["appended, not synced", "marks as they were long ago"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("chain", CHAINS)
 def test_an_append_that_lost_any_of_its_sectors_leaves_only_whole_records(
     chain: str, marks: str

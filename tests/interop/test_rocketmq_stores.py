@@ -135,6 +135,7 @@ def test_rocketmq_brings_back_what_it_cut_away_and_we_read_what_it_reads(
     ]
 
 
+@pytest.mark.thorough
 def test_what_rocketmq_cut_and_did_not_erase_is_gone_after_our_start(
     rocketmq: RocketMQ, config: StoreConfig, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_ray_starts_another_controller_after_kill_9_and_writes_do_not_notice(
     assert driver.names().count(controller_name(NAME)) == 1
 
 
+@pytest.mark.thorough
 def test_a_forgotten_actor_is_made_again_once_but_not_while_a_command_has_the_directory(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_forgotten_actor_is_made_again_once_but_not_while_a_command_has_the_di
     wait_for_writes(load)
 
 
+@pytest.mark.thorough
 def test_two_controllers_ask_for_a_move_and_the_leader_is_moved_once(
     shard: ReplicatedShard, load: Load, driver: Driver
 ) -> None:

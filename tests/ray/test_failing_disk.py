@@ -35,7 +35,7 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.faults, pytest.mark.loop_disk]
+pytestmark = [pytest.mark.faults, pytest.mark.loop_disk, pytest.mark.thorough]
 
 #: without a follower no receipt waits for a timeout; the rest is a busy machine
 GAP_MS_MAX = 5_000
@@ -97,7 +97,6 @@ def following(shard: ReplicatedShard, load: Load) -> None:
         wait_until_complete(shard, replica)
 
 
-@pytest.mark.thorough
 def test_a_leader_whose_disk_is_full_hands_over_and_follows_when_there_is_room(
     shard: ReplicatedShard, load: Load, leading: None, disk: LoopDisk
 ) -> None:
@@ -137,7 +136,6 @@ def test_writes_go_on_while_the_disk_of_a_follower_is_full_and_it_catches_up_whe
     check_logs(shard)
 
 
-@pytest.mark.thorough
 def test_writes_go_on_while_the_disk_of_a_follower_refuses_them_and_it_catches_up_afterwards(
     shard: ReplicatedShard, load: Load, following: None, calls: FailingCalls
 ) -> None:
@@ -186,7 +184,6 @@ def test_a_follower_whose_sync_failed_begins_again_when_its_process_ends_and_get
     wait_for_writes(load)
 
 
-@pytest.mark.thorough
 def test_a_replica_that_lags_leads_after_the_syncs_of_both_others_failed_and_loses_nothing(
     shard: ReplicatedShard, load: Load, disk: LoopDisk, following: None, calls: FailingCalls
 ) -> None:

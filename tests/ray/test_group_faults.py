@@ -179,7 +179,10 @@ def processes(shard: ReplicatedShard, replica: int) -> list[int]:
 # --- leaders that die between a record and its answer ---------------------------------------------
 
 
-@pytest.mark.parametrize("point", ["groups.appended", "groups.confirmed"])
+@pytest.mark.parametrize(
+    "point",
+    ["groups.appended", pytest.param("groups.confirmed", marks=pytest.mark.thorough)],
+)
 def test_a_coordinator_that_dies_before_its_answer_moves_no_queue(
     shard: ReplicatedShard, failpoints: ArmedFailpoints, point: str
 ) -> None:
@@ -266,6 +269,7 @@ def test_requests_and_answers_that_are_lost_doubled_and_30_s_late_break_no_promi
 # --- instances and refusals -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_older_of_two_processes_of_an_instance_is_fenced_for_good(
     shard: ReplicatedShard,
 ) -> None:

@@ -33,7 +33,7 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 LEADER, FOLLOWER = 0, 1
 #: a topic whose messages need keys
@@ -88,7 +88,6 @@ def test_writes_come_back_after_kill_9(
     wait_for_lease(shard, load, replica, role, but=old)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("replica", [LEADER, FOLLOWER], ids=["leader", "follower"])
 def test_writes_come_back_after_a_commit_log_stood_still(
     shard: ReplicatedShard, load: Load, replica: int
@@ -104,7 +103,6 @@ def test_writes_come_back_after_a_commit_log_stood_still(
     assert wait_for_lease(shard, load, replica, "commit_log") == old
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("replica", "role"), SATELLITES)
 def test_writes_come_back_after_a_satellite_hung(
     shard: ReplicatedShard, load: Load, replica: int, role: str

@@ -26,6 +26,8 @@ ray.init(sys.argv[1], log_to_driver=False)
 print(ray.get(ray.remote(lambda: "a task ran").remote(), timeout=60))
 """
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

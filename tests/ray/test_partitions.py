@@ -30,7 +30,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import tier
 from tests.support.lean_ray import LEAN
 from tests.support.namespace_ray import ray_node
 from tests.support.network_namespaces import Network, joined_machines
@@ -41,11 +40,16 @@ from tests.support.replicated_shard import QUEUES, TOPIC
 HOSTS = {"a": "198.51.100.1", "b": "198.51.100.2", "c": "198.51.100.3"}
 SWITCH = "198.51.100.10"
 PORT = 6379
-PARTITIONS = tier.rounds("RAYMQ_PARTITIONS", thorough=8, quick=5)
+PARTITIONS = int(os.environ.get("RAYMQ_PARTITIONS", "8"))
 RUN_S = 120 + 25 * PARTITIONS
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = [pytest.mark.faults, pytest.mark.network, pytest.mark.timeout(RUN_S + 100)]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.network,
+    pytest.mark.thorough,
+    pytest.mark.timeout(RUN_S + 100),
+]
 
 #: runs on node a
 START = """

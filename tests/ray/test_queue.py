@@ -287,6 +287,7 @@ def test_a_cluster_that_stops_in_a_foreign_ray_leaves_no_coordinator_and_gets_no
     items.shutdown()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_items_are_there_after_ray_itself_was_started_again(
     cluster: raymq.Cluster, data_dir: Path

@@ -323,6 +323,7 @@ def test_tasks_and_actors_use_the_handle_that_they_are_given(world: World) -> No
     ray.kill(actor)
 
 
+@pytest.mark.thorough
 def test_a_serve_deployment_sends_and_reads(world: World) -> None:
     from ray import serve
 
@@ -514,6 +515,7 @@ def test_a_consumer_that_waits_is_closed_at_once(world: World) -> None:
     assert time.monotonic() - began < 5.0
 
 
+@pytest.mark.thorough
 def test_from_outside_everything_goes_through_the_port_of_ray_client(world: World) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

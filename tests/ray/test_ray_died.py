@@ -73,8 +73,17 @@ def server(owned: OwnedRay, name: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        pytest.param("gcs_server", signal.SIGKILL, id="gcs_server-killed"),
+        pytest.param(
+            "gcs_server", signal.SIGSTOP, id="gcs_server-stopped", marks=pytest.mark.thorough
+        ),
+        pytest.param("raylet", signal.SIGKILL, id="raylet-killed", marks=pytest.mark.thorough),
+        pytest.param("raylet", signal.SIGSTOP, id="raylet-stopped", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_start_replaces_a_ray_whose_server_was_lost(
     name: str, number: signal.Signals, data_dir: Path
 ) -> None:

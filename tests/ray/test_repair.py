@@ -20,6 +20,7 @@ def shard() -> Iterator[ReplicatedShard]:
         yield world
 
 
+@pytest.mark.thorough
 def test_a_message_that_rotted_on_the_leader_is_read_and_repaired(shard: ReplicatedShard) -> None:
     with shard.cluster.producer() as producer:
         for body in BODIES:

@@ -20,7 +20,7 @@ from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.replicated_shard import pause
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(180)]
 
 LABELS = ["a", "b", "c", "d"]
 TOPIC = "t"
@@ -201,7 +201,6 @@ def test_a_drained_node_leads_nothing_and_writes_go_on(world: World) -> None:
     assert world.cluster.drain_node(node).moved == {}
 
 
-@pytest.mark.thorough
 def test_the_cluster_resumes_with_the_new_placement(world: World) -> None:
     assert world.cluster.stop().clean
     world.cluster = raymq.start(world.paths.data_dir, address=world.nodes.address)

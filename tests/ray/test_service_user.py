@@ -105,6 +105,7 @@ def service() -> Iterator[Service]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_unit_of_the_page_starts_reloads_and_stops_for_a_user_without_a_home(
     service: Service,

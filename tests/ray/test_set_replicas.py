@@ -27,6 +27,8 @@ from tests.support.replicated_shard import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def shard() -> Iterator[ReplicatedShard]:

@@ -293,6 +293,7 @@ def test_bytes_that_rotted_on_a_follower_reach_no_reader_and_are_mended_by_reads
     wait_for_writes(load)
 
 
+@pytest.mark.thorough
 def test_a_queue_gives_each_item_once_although_leaders_are_killed(
     shard: ReplicatedShard, load: Load, driver: Any
 ) -> None:
@@ -340,6 +341,7 @@ def test_a_queue_gives_each_item_once_although_leaders_are_killed(
     items.shutdown()
 
 
+@pytest.mark.thorough
 def test_clients_that_call_actors_lose_and_double_nothing_although_leaders_are_killed(
     shard: ReplicatedShard, load: Load, driver: Any
 ) -> None:
@@ -407,6 +409,7 @@ def test_a_client_that_reaches_only_the_port_of_ray_client_loses_and_doubles_not
     wait_for_writes(load)
 
 
+@pytest.mark.thorough
 def test_queues_that_were_added_are_there_although_the_leader_is_killed_directly_after_it(
     shard: ReplicatedShard, load: Load
 ) -> None:
@@ -433,6 +436,7 @@ def test_queues_that_were_added_are_there_although_the_leader_is_killed_directly
     wait_for_writes(load)
 
 
+@pytest.mark.thorough
 def test_cancelled_timers_stay_cancelled_although_the_leader_is_killed_directly_after_it(
     shard: ReplicatedShard,
 ) -> None:

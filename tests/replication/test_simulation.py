@@ -140,11 +140,18 @@ def caught_by_chaos(members: int = 3, **parts: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("machine", "members"), mutants.FOUND_BY_CHAOS.items())
+@pytest.mark.parametrize(
+    ("machine", "members"),
+    [
+        pytest.param(machine, members, marks=tier.thorough(machine is mutants.LeadsOnUncalled))
+        for machine, members in mutants.FOUND_BY_CHAOS.items()
+    ],
+)
 def test_random_faults_find_a_machine_without_a_rule(machine: type[ElectionMachine], members: int):
     assert caught_by_chaos(members, machine=machine)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("machine", "members"), mutants.FOUND_WHEN_REPLACED.items())
 def test_replaced_replicas_find_a_machine_without_a_rule(
     machine: type[ElectionMachine], members: int
@@ -152,6 +159,7 @@ def test_replaced_replicas_find_a_machine_without_a_rule(
     assert caught_by_chaos(members, machine=machine, replaces=True)
 
 
+@pytest.mark.thorough
 def test_random_faults_find_a_follower_that_acknowledges_before_the_sync():
     assert caught_by_chaos(receiver=mutants.AcksBeforeTheSync)
 

@@ -22,7 +22,7 @@ from tests.support import tier
 
 LIMITS = ElectionLimits()
 RUNS = {3: 6, 5: 3}
-FACTOR = tier.share("RAYMQ_SIMULATED_STEPS", quick=0.4)
+FACTOR = tier.share("RAYMQ_SIMULATED_STEPS", quick=0.2)
 #: how late each message comes
 LATE_MS = 3_000
 
@@ -52,6 +52,7 @@ def test_replicas_that_are_seconds_late_keep_their_leader_and_replace_one_that_e
     assert failover_ms > 0
 
 
+@pytest.mark.thorough
 def test_late_replicas_find_a_machine_whose_times_do_not_follow():
     def is_found(seed: int) -> bool:
         try:

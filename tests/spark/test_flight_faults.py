@@ -189,6 +189,7 @@ def with_children(driver: subprocess.Popen[bytes]) -> None:
     driver.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(RUN_S * 3)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_every_flight_is_stored_once_whatever_is_killed(place: Place, number: int) -> None:

@@ -188,6 +188,7 @@ def test_a_plan_that_differs_between_attempts_is_refused(place):
     assert write(shuffled, cluster, topic="refused", sort_by=["value"]).rows == 10
 
 
+@pytest.mark.thorough
 def test_a_direct_write_takes_plans_whose_order_is_fixed_and_no_others(place):
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -234,6 +235,7 @@ def test_a_direct_write_takes_plans_whose_order_is_fixed_and_no_others(place):
     assert write(frame, cluster, topic="plans", sort_by=["value"]).rows == 20
 
 
+@pytest.mark.thorough
 def test_a_staged_write_of_a_shuffled_plan_with_rand_stores_every_row_once(place, tmp_path):
     from pyspark.sql import functions as f
 

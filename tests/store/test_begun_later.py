@@ -134,6 +134,7 @@ def test_a_restart_at_any_unit_goes_on_and_begins_every_queue(leader: MessageSto
         again.abandon()
 
 
+@pytest.mark.thorough
 def test_every_power_loss_leaves_an_empty_log_or_one_that_begins_there(
     leader: MessageStore,
 ) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-#: names the file of a run's lines
-VARIABLE = "RAYMQ_DURATIONS"
+#: names the file of a run's lines; `ray_environment` takes away what begins with RAY while a test lasts
+VARIABLE = "TEST_DURATIONS"
 #: file -> seconds
 BUDGETS = Path(__file__).parents[1] / "budgets.json"
 #: seconds of a file without a budget of its own; it is also the least that a file needs to get one

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 #: in the environment of a quick run (tests/lanes.py)
 VARIABLE = "RAYMQ_QUICK"
 IS_QUICK = VARIABLE in os.environ
+
+
+def thorough(is_slow: bool) -> list[pytest.MarkDecorator]:
+    """The marks of one of several cases. Args: `is_slow`: a quick run leaves it out."""
+    return [pytest.mark.thorough] if is_slow else []
 
 
 def rounds(name: str, *, thorough: int, quick: int) -> int:

@@ -123,7 +123,6 @@ BY_WALKS: list[tuple[str, Any, str, Any]] = [
     ("L6 one deadline", lease_times, "ended_at_ms", ends_at_its_first_deadline),
     ("L2 a lease ends the wait", lease_machine, "hold", does_nothing),
     ("L8 the first answer again", lease_machine, "is_settled_before", never),
-    ("L5 a repeated request restarts", lease_machine, "restarted_ms", restarts_nothing),
     ("L6 an extension is checked", world, "deposed_is_checked", never),
     ("L8 an old request is dropped", lease_machine, "is_old", never),
     ("L9 attempts of the log", lease_machine, "attempts_of", no_attempts),
