@@ -9,6 +9,8 @@ from collections.abc import Callable
 from raymq.client.client_thread import ClientThread
 from raymq.store.base.errors import Unavailable
 
+from .producer_config import closed_error
+
 #: a thread that has had nothing to do for so long ends
 IDLE_S = 1.0
 
@@ -27,8 +29,13 @@ class CallThreads:
         self._closed = False
 
     def run(self, call: Callable[[], None]) -> None:
-        """Run a call, which must not raise, as soon as a thread is free. Raises: Unavailable without a thread."""
+        """Run a call, which must not raise, as soon as a thread is free.
+
+        Raises: Rejected after `close`; Unavailable if there is not one thread.
+        """
         with self._changed:
+            if self._closed:
+                raise closed_error()
             self._waiting.append(call)
             if len(self._waiting) > self._idle and len(self._threads) < self._threads_max:
                 self._start(call)
@@ -61,7 +68,7 @@ class CallThreads:
             del call
 
     def close(self, *, joins: bool) -> None:
-        """Begin no call any more. Args: `joins`: wait for those under way, but for one that calls this."""
+        """Begin no call any more. Args: `joins`: wait for those under way, but for the one that calls this."""
         with self._changed:
             self._closed = True
             self._waiting.clear()

@@ -87,7 +87,9 @@ class HalfChecks:
     def stop(self) -> None:
         """Begin no callback any more."""
         self.is_ending = True
-        self._changed.set()
+        # In a forked child the lock of the event may be held by a thread of the parent.
+        if self._sender.in_own_process:
+            self._changed.set()
 
     def close(self, *, joins: bool = True) -> None:
         """`stop`, and wait for the callback under way and its answer. Args: `joins`: False: it is what calls this."""
@@ -147,8 +149,12 @@ class HalfChecks:
             if self.is_ending:
                 # The shard names it to another producer of the group, or to the next program.
                 return 0.0
-            record = b64decode(half["record"])
-            self._answer(checked_half(self._sender.cluster_id, shard, record, int(half["checks"])))
+            try:
+                record, checks = b64decode(half["record"]), int(half["checks"])
+                self._answer(checked_half(self._sender.cluster_id, shard, record, checks))
+            except Exception:
+                # Such as one with properties that make no message. It must not hold up the others.
+                logger.exception("half message %s of shard %d", half.get("offset"), shard)
         if found["next_ms"] is None:
             return ASK_S
         least_s = 0.0 if found["halves"] else ASK_S_MIN
@@ -182,8 +188,10 @@ class HalfChecks:
             )
             return None
 
-        if found is None or found in DECISIONS:
-            return None if found is None else str(found)
+        if found is None:
+            return None
+        if isinstance(found, str) and found in DECISIONS:
+            return found
         logger.error(
             "the check of half message %s returned %r; return 'commit', 'rollback' or None. It stays open",
             *(half.id, found),

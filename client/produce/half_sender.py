@@ -33,6 +33,8 @@ from .producer_config import closed_error
 
 #: half messages of one producer that are under way at the same time. Further ones wait
 THREADS_MAX = 16
+#: the same by calls of actors, which have four threads for all operations of all clients
+RAY_THREADS_MAX = 2
 DECISIONS = ("commit", "rollback")
 
 
@@ -47,8 +49,10 @@ class HalfSender:
         self._clock = clock
         self._lock = threading.Lock()
         self._made_routes: Routes | None = None
-        self._threads = CallThreads(THREADS_MAX, "raymq-half-messages")
-        self._unanswered: set[HalfFuture] = set()
+        threads = RAY_THREADS_MAX if cluster.transport == "ray" else THREADS_MAX
+        self._threads = CallThreads(threads, "raymq-half-messages")
+        #: future -> whether its call has begun, in the order of the sends
+        self._unanswered: dict[HalfFuture, bool] = {}
         #: topic -> queue of the next message without a key
         self._next_queue: dict[str, int] = {}
         #: no call is repeated any more
@@ -68,6 +72,11 @@ class HalfSender:
         self._batcher.batch_sender.check_process()
         if self._batcher.closed or self._ending.is_set():
             raise closed_error()
+
+    @property
+    def in_own_process(self) -> bool:
+        """Whether this is not a forked child."""
+        return self._batcher.batch_sender.in_own_process
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -93,11 +102,12 @@ class HalfSender:
             future = HalfFuture(message.size, self._batcher.callbacks)
             self._batcher.batch_sender.expect(future)
         with self._lock:
-            self._unanswered.add(future)
+            self._unanswered[future] = False
         try:
             self._threads.run(partial(self._send, future, route.shard_of(queue_id), request))
         except RayMQError as error:
             self._settle(future, error)
+            future.note_seen()
             raise
         return future
 
@@ -152,6 +162,10 @@ class HalfSender:
 
     def _send(self, future: HalfFuture, shard: int, request: dict[str, object]) -> None:
         """Send a half message. Callers: a thread of its own."""
+        with self._lock:
+            if self._ending.is_set():
+                return
+            self._unanswered[future] = True
         try:
             outcome: HalfMessage | RayMQError = self._prepare(shard, request)
         except RayMQError as error:
@@ -163,7 +177,7 @@ class HalfSender:
 
     def _settle(self, future: HalfFuture, outcome: HalfMessage | RayMQError) -> None:
         with self._lock:
-            self._unanswered.discard(future)
+            self._unanswered.pop(future, None)
         self._batcher.batch_sender.settle(future, outcome)
 
     def _prepare(self, shard: int, request: dict[str, object]) -> HalfMessage:
@@ -271,21 +285,29 @@ class HalfSender:
 
     def close(self) -> None:
         """Fail what is under way: `flush` before, to have its outcome. A second call changes nothing."""
-        self._ending.set()
         with self._lock:
-            left, routes = list(self._unanswered), self._made_routes
-        for future in left:
-            unknown = DeliveryUnknown(
-                "the producer was closed before the half message had an answer; it may or may not be stored",
-                status=PutStatus.UNKNOWN_ERROR.value,
-                append=None,
-            )
-            self._settle(future, unknown)
+            self._ending.set()
+            left, routes = list(self._unanswered.items()), self._made_routes
+        for future, has_begun in left:
+            self._settle(future, _not_answered(has_begun=has_begun))
 
         # A process that leaves Ray during a call of these threads would die.
         self._threads.close(joins=self._cluster.transport == "ray")
         if routes is not None:
             routes.close()
+
+
+def _not_answered(*, has_begun: bool) -> RayMQError:
+    """The error of a half message that is under way when the producer is closed."""
+    if not has_begun:
+        return Unavailable(
+            "the producer was closed before the half message was sent; nothing was stored"
+        )
+    return DeliveryUnknown(
+        "the producer was closed before the half message had an answer; it may or may not be stored",
+        status=PutStatus.UNKNOWN_ERROR.value,
+        append=None,
+    )
 
 
 class _Tries:

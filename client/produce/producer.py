@@ -433,7 +433,7 @@ class Producer(OpenClient):
         Answered messages: `messages`, `batches`, `bytes` (bodies, properties and 128 bytes for each message), and
         `failed_messages`, those without a receipt. Means: `batch_messages_mean`, `batch_bytes_mean`, `queue_ms_mean`
         (from a batch's first message until it is closed) and `ack_ms_mean` (from there to the answer). At this moment:
-        `open_batches`, `under_way_batches`, `buffered_bytes`.
+        `open_batches`, `under_way_batches`, `buffered_bytes`. Half messages count in the last two alone.
         """
         return self._batcher.statistics()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 from raymq.actors.server.ray.ray_methods import RayMethods
-from raymq.client.produce import half_checks
-from raymq.client.produce.half_message import CheckedHalf
+from raymq.client.client_thread import ClientThread
+from raymq.client.produce import half_checks, half_sender
+from raymq.client.produce.half_message import CheckedHalf, HalfMessage
 from raymq.client.produce.producer import Producer
 from raymq.client.transport import routes as routes_module
 from raymq.client.transport.ray_connection import RayShardConnection
@@ -146,8 +149,11 @@ def test_what_is_under_way_at_the_end_of_a_close_is_unknown() -> None:
         futures[0].result(0.01)
     with pytest.raises(DeliveryUnknown, match="was closed before"):
         producer.close(0.1)
-    for future in futures:
-        with pytest.raises(DeliveryUnknown, match="was closed before"):
+    for future in futures[: half_sender.THREADS_MAX]:
+        with pytest.raises(DeliveryUnknown, match="may or may not be stored"):
+            future.result(1)
+    for future in futures[half_sender.THREADS_MAX :]:
+        with pytest.raises(Unavailable, match="nothing was stored"):
             future.result(1)
     assert producer.statistics()["buffered_bytes"] == 0
     go_on.set()
@@ -171,6 +177,62 @@ def test_a_failure_that_a_caller_has_seen_is_not_raised_by_close() -> None:
     producer.send_half("t", b"half", group=GROUP)
     with pytest.raises(Rejected, match="no"):
         producer.close()
+    cluster.close()
+
+
+def checking_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "raymq-half-checks"]
+
+
+def test_a_producer_that_nothing_refers_to_asks_no_more() -> None:
+    cluster = FakeCluster()
+    cluster.create_topic("t")
+    producer = Producer(cluster)  # type: ignore[arg-type]
+    producer.check(lambda half: None, group=GROUP)
+    until(lambda: len(checking_threads()) == 1, pause)
+    del producer
+    gc.collect()
+    until(lambda: not checking_threads(), pause)
+    cluster.close()
+
+
+def test_a_send_without_a_thread_has_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster()
+    cluster.create_topic("t")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Producer(cluster) as producer:  # type: ignore[arg-type]
+        producer.send("t", b"looks the topic up").result(30)
+        with monkeypatch.context() as patched:
+            patched.setattr(ClientThread, "start", refuse)
+            with pytest.raises(Unavailable, match="no thread could be started"):
+                producer.send_half("t", b"half", group=GROUP)
+        assert producer.statistics()["buffered_bytes"] == 0
+        assert producer.send_half("t", b"half", group=GROUP).result(30).commit()
+    assert [each["body"] for each in cluster.backends[0].halves.prepared] == ["aGFsZg=="]
+    cluster.close()
+
+
+def test_a_done_callback_may_end_the_half_message_and_waits_for_no_other_one() -> None:
+    cluster = FakeCluster()
+    cluster.create_topic("t")
+    found: list[object] = []
+
+    def end(done: Future[HalfMessage]) -> None:
+        found.append(done.result().commit())
+        with pytest.raises(Rejected, match="done callback"):
+            producer.flush()
+        found.append("flush is refused")
+        raise ValueError("logged")
+
+    with Producer(cluster) as producer:  # type: ignore[arg-type]
+        future = producer.send_half("t", b"half", group=GROUP)
+        future.add_done_callback(end)
+        assert not future.cancel()
+        until(lambda: len(found) == 2, pause)
+    assert found == [True, "flush is refused"]
     cluster.close()
 
 

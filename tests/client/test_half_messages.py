@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from raymq.client.messages.keys import BASE64_KEY
 from raymq.client.messages.message import Message
 from raymq.client.messages.received import ReceivedMessage
 from raymq.client.produce import half_checks
@@ -327,6 +328,20 @@ def test_a_callback_that_raises_or_says_something_else_is_asked_again(
     words = [record.getMessage() for record in caplog.records]
     assert [half.id in each for each in words] == [True] * 3
     assert "returned 'maybe'" in words[2]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_half_message_that_makes_no_message_holds_up_no_other_one(
+    cluster: Cluster, shard: ServedShard, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = end(cluster)
+    broken = {"topic": "t", "queue_id": 0, "group": "odd", "body": "", "born_time_ms": 1}
+    shard.host.call("prepare_half", {**broken, "properties": {BASE64_KEY: "a"}})
+    with cluster.producer() as producer, caplog.at_level(logging.ERROR, "raymq.producer"):
+        send_half(producer, group="odd")
+        producer.check(Asked(half="commit"), group="odd")
+        assert [each.body for each in read(cluster, first)] == [b"half"]
+    assert "half message" in caplog.records[0].getMessage()
 
 
 @pytest.mark.usefixtures("hasty")
