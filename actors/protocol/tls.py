@@ -14,7 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from raymq.store.base.errors import RayMQError, Rejected, Unavailable, UntrustedServer
+from raymq.store.base.errors import (
+    NotReached,
+    RayMQError,
+    Rejected,
+    Unavailable,
+    UntrustedServer,
+)
 from raymq.store.base.files import Files
 
 USE_TLS = "RAY_USE_TLS"
@@ -190,6 +196,7 @@ def failure(words: str, endpoint: str) -> RayMQError:
 
     if "Connection refused" in words:
         words = "nothing listens there: `raymq start` on the cluster's directory starts it again"
+        return NotReached(f"{endpoint}: {words}", endpoint=endpoint)
     return Unavailable(f"{endpoint}: {words}", endpoint=endpoint)
 
 

@@ -15,6 +15,12 @@ shard_sender     the threads and the stream to one shard
 send_window      the rules of one shard: order, resend, drain; a pure state machine
 queue_sequence   sequence numbers of one producer in one queue
 read_turn        decides which thread reads the acks
+call_threads     threads that run calls which wait for a shard
+half_sender      sends half messages, and ends them
+half_checks      asks programs what has become of half messages, and its thread
+half_message     half messages as programs see them
+half_future      the result of `send_half`
+half_id          the id by which any producer ends a half message
 callbacks        the done callbacks of futures: what they raise, and what they may not wait for
 send_future      the results of `send`, and the receipt of a batch
 """

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -24,6 +27,9 @@ from raymq.store.base.errors import Bug, RayMQError, Rejected
 from raymq.store.config.promise import Acks
 
 from .cancel_timer import cancel_timer
+from .half_checks import CheckCallback, HalfChecks
+from .half_message import AsyncHalfMessage, CheckedHalf
+from .half_sender import HalfSender
 from .hooked_sends import HookedSends
 from .message_batcher import MessageBatcher
 from .message_encoder import EncodedMessage
@@ -31,6 +37,9 @@ from .producer import FAILED_EXIT_S
 from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt
 from .send_future import AsyncSendFuture, SendFuture, TaskSteps
+
+#: how often a check that waits for its callback looks whether the event loop has ended
+LOOP_CHECK_S = 0.5
 
 
 @dataclass(eq=False)
@@ -88,6 +97,40 @@ class ManySends(TaskSteps[list[Receipt]]):
         if failed is not None:
             raise failed
         return receipts
+
+
+class CheckAnswers:
+    """Calls the callbacks of checks in the event loop, for the thread that asks."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        #: for which it calls them
+        self.checks: HalfChecks | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def ask(self, callback: CheckCallback, half: CheckedHalf) -> object:
+        """What a callback says of a half message. Callers: the thread of the checks."""
+        loop, checks = self.loop, self.checks
+        if loop is None or checks is None or loop.is_closed():
+            return None
+        answer = asyncio.run_coroutine_threadsafe(self._call(callback, half), loop)
+        while not wait([answer], LOOP_CHECK_S).done:
+            if checks.is_ending and not loop.is_running():
+                answer.cancel()
+                return None
+        return None if answer.cancelled() else answer.result()
+
+    async def _call(self, callback: CheckCallback, half: CheckedHalf) -> object:
+        self._task = asyncio.current_task()
+        try:
+            found = callback(half)
+            return await found if inspect.isawaitable(found) else found
+        finally:
+            self._task = None
+
+    def is_running_here(self) -> bool:
+        """Whether the running code is a callback."""
+        return self._task is not None and self._task is asyncio.current_task()
 
 
 class AsyncProducer(OpenClient):
@@ -184,6 +227,14 @@ class AsyncProducer(OpenClient):
         self._closed = False
         #: deferred messages are not sent any more
         self._ending = False
+
+        clock = clock or Clock()
+        self._halves = HalfSender(cluster, self._batcher, clock)
+        self._answers = CheckAnswers()
+        self._checks = HalfChecks(self._halves, clock, cluster.transport, self._answers.ask)
+        self._answers.checks = self._checks
+        # The thread of the checks must not outlive a producer that nothing refers to.
+        weakref.finalize(self, self._checks.stop)
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """The event loop, which is the same in every call. Raises: Rejected."""
@@ -344,6 +395,68 @@ class AsyncProducer(OpenClient):
         batch = await asyncio.to_thread(self._batcher.resend, sent._batch, sent._row)
         return await AsyncSendFuture(batch, sent._row)
 
+    # --- transactions -----------------------------------------------------------------------------
+
+    async def send_half(
+        self,
+        topic: str | Message,
+        body: object = None,
+        *,
+        group: str,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_host: str | None = None,
+        queue_id: int | None = None,
+    ) -> AsyncHalfMessage:
+        """Store a half message, which no consumer sees before its commit, as `Producer.send_half` does.
+
+        A cancelled wait does not take it back. If it is stored, its producers are asked about it.
+        Returns: the half message, when it is stored. Raises: as the call and the future of `Producer.send_half`.
+        """
+        self._bind()
+        send = partial(
+            self._halves.send,
+            topic,
+            body,
+            group=group,
+            key=key,
+            tag=tag,
+            index_keys=index_keys,
+            properties=properties,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_host=born_host,
+            queue_id=queue_id,
+        )
+
+        # It may have to wait for room in the buffer, and for the first look-up of the topic.
+        future = await asyncio.to_thread(send)
+        try:
+            return AsyncHalfMessage.of(await asyncio.shield(asyncio.wrap_future(future)))
+        except RayMQError:
+            future.note_seen()
+            raise
+
+    async def end_half(self, half_id: str, decision: str) -> bool:
+        """Commit or roll back a half message by its id, as `Producer.end_half` does.
+
+        Cancelling the wait does not cancel the call.
+        """
+        self._bind()
+        return await asyncio.to_thread(self._halves.end, half_id, decision)
+
+    def check(self, callback: CheckCallback, *, group: str) -> None:
+        """Answer for half messages of a producer group, as `Producer.check` does.
+
+        Args: `callback`: a function or a coroutine function. It runs in the event loop, one call at a time.
+        """
+        self._answers.loop = self._bind()
+        self._checks.add(group, callback)
+
     # --- deferred sends ---------------------------------------------------------------------------
 
     def _start_drainer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
@@ -469,12 +582,14 @@ class AsyncProducer(OpenClient):
             return
         self._closed = True
         try:
+            joins = not self._answers.is_running_here()
+            await asyncio.to_thread(partial(self._checks.close, joins=joins))
             with contextlib.suppress(TimeoutError):
                 await self._flush(timeout)
         finally:
             await self._end_drainer()
             self._fail_deferred()
-            await asyncio.to_thread(self._batcher.close, 0)
+            await asyncio.to_thread(self._close_batcher, 0)
         self._raise_failure()
 
     async def _close_elsewhere(self, timeout: float | None) -> None:
@@ -484,8 +599,16 @@ class AsyncProducer(OpenClient):
         self._closed = self._ending = True
         self._batcher.batch_sender.stop_look_ups()
         self._fail_deferred()
-        await asyncio.to_thread(self._batcher.close, timeout)
+        await asyncio.to_thread(self._checks.close)
+        await asyncio.to_thread(self._close_batcher, timeout)
         self._raise_failure()
+
+    def _close_batcher(self, timeout: float | None) -> None:
+        """Close what sends. Callers: a thread, because it waits."""
+        try:
+            self._batcher.close(timeout)
+        finally:
+            self._halves.close()
 
     async def _end_drainer(self) -> None:
         """Wait for the drainer. A message that it accepts until then is sent, so it must not be failed as unsent."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from typing_extensions import Unpack
@@ -35,6 +36,10 @@ from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_produ
 from .send_future import BatchFuture, SendFailure, wake_callers
 from .send_window import InFlightBatch
 from .shard_sender import ShardSender
+
+if TYPE_CHECKING:
+    from .half_future import HalfFuture
+    from .half_message import HalfMessage
 
 logger = logging.getLogger("raymq.producer")
 
@@ -89,7 +94,7 @@ class BatchSender:
 
         #: the bytes of all batches without an answer
         self.limiter = ByteLimiter(self.config.buffer_bytes, self.config.max_block_ms)
-        self._unanswered: set[BatchFuture] = set()
+        self._unanswered: set[BatchFuture | HalfFuture] = set()
         self._failures: deque[SendFailure] = deque(maxlen=FAILURES_MAX)
         self._statistics = SendStatistics()
         self._forks = forks.count
@@ -240,6 +245,25 @@ class BatchSender:
             self.callbacks.run(partial(future.finish, outcome))
         self._unanswered.discard(future)
 
+    def expect(self, future: HalfFuture) -> None:
+        """Count a half message as sent. Its bytes are acquired. Raises: Rejected after `close`."""
+        with self._lock:
+            if self._closed.is_set():
+                raise closed_error()
+            self._unanswered.add(future)
+
+    def settle(self, future: HalfFuture, outcome: HalfMessage | RayMQError) -> None:
+        """Account for a half message with its outcome and wake its callers. A second call changes nothing."""
+        with self._lock:
+            size, future.size = future.size, 0
+        if size:
+            if isinstance(outcome, RayMQError):
+                future.failure = SendFailure(outcome, 1)
+                self._failures.append(future.failure)
+            self.limiter.release(size)
+            self.callbacks.run(partial(future.finish, outcome))
+        self._unanswered.discard(future)
+
     def _note_refused(self, future: BatchFuture, rows: tuple[int, ...], error: RayMQError) -> None:
         """Account for messages that the shard refused alone. A second call for one changes nothing."""
         known = future.refused or {}
@@ -339,7 +363,7 @@ class BatchSender:
         """
         self.check_process()
         self.callbacks.check_may_wait("flush()")
-        unanswered: list[Future[BatchReceipt]] = list(self._unanswered)
+        unanswered: list[Future[Any]] = list(self._unanswered)
         _, late = wait(unanswered, wait_s(timeout))
         if late:
             raise TimeoutError(

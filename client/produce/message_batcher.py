@@ -118,7 +118,7 @@ class MessageBatcher:
     def send(self, message: EncodedMessage) -> SendFuture:
         """Send a message. Raises: as `Producer.send`."""
         if not self.limiter.acquire_nowait(message.size):
-            self._acquire(message.size)
+            self.acquire(message.size)
         future, to_write = self.add(message)
         if to_write is not None:
             to_write.write_ready()
@@ -131,7 +131,7 @@ class MessageBatcher:
         futures: list[SendFuture] = []
         for part in self.parts_of(messages):
             try:
-                self._acquire(sum(message.size for message in messages[part]))
+                self.acquire(sum(message.size for message in messages[part]))
                 added, to_write = self.add_many(messages[part], targets[part])
             except RayMQError as error:
                 if not futures:
@@ -151,7 +151,7 @@ class MessageBatcher:
                 yield slice(start, stop)
                 start, size = stop, 0
 
-    def _acquire(self, size: int) -> None:
+    def acquire(self, size: int) -> None:
         """Wait until `size` bytes fit into the buffer. Raises: Unavailable after `max_block_ms`."""
         if not self.limiter.acquire_nowait(size):
             # Open batches have to be sent, or no bytes would ever be answered.
@@ -320,7 +320,7 @@ class MessageBatcher:
 
         rows = len(bodies)
         size = body_bytes + rows * (MESSAGE_BYTES + (0 if properties is None else len(properties)))
-        self._acquire(size)
+        self.acquire(size)
         now_ms = self._clock.now_ms()
         with self.limiter.released_on_error(size), self._lock:
             self._check_open()
@@ -440,7 +440,7 @@ class MessageBatcher:
         """The receipt of a batch that takes no more messages; its bytes are acquired."""
         future = BatchFuture(rows, size, self._clock.monotonic())
         future.owner = self
-        self._acquire(size)
+        self.acquire(size)
         return future
 
     # --- open batches -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future
 
@@ -18,6 +19,9 @@ from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.config.promise import Acks
 
 from .cancel_timer import cancel_timer
+from .half_checks import CheckCallback, HalfChecks
+from .half_message import HalfMessage
+from .half_sender import HalfSender
 from .hooked_sends import HookedSends
 from .message_batcher import MessageBatcher
 from .producer_config import ProducerConfig, ProducerOptions
@@ -117,6 +121,11 @@ class Producer(OpenClient):
             self._hooked = HookedSends(self._batcher.encoder, hooks)
             self._encode = self._hooked.encode
         self._cluster = cluster
+        clock = clock or Clock()
+        self._halves = HalfSender(cluster, self._batcher, clock)
+        self._checks = HalfChecks(self._halves, clock, cluster.transport)
+        # The thread of the checks must not outlive a producer that nothing refers to.
+        weakref.finalize(self, self._checks.stop)
 
     def send(
         self,
@@ -286,6 +295,133 @@ class Producer(OpenClient):
             )
         return self._batcher.resend(sent)
 
+    # --- transactions -----------------------------------------------------------------------------
+
+    def send_half(
+        self,
+        topic: str | Message,
+        body: object = None,
+        *,
+        group: str,
+        key: bytes | None = None,
+        tag: str | None = None,
+        index_keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_host: str | None = None,
+        queue_id: int | None = None,
+    ) -> Future[HalfMessage]:
+        """Store a half message, which no consumer sees before its commit, and return at once.
+
+        The usual order of a transaction: send the half message, do the work (such as a commit of a database), and then
+        commit or roll back the half message. If the program dies in between, `check` asks the program that comes next.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster, cluster.producer() as producer:
+                cluster.create_topic("orders", queues=4)
+                half = producer.send_half("orders", b"one espresso", key=b"alice", group="billing").result(timeout=30)
+                paid = True  # here the program does its own work
+                if paid:
+                    half.commit()
+                else:
+                    half.rollback()
+            ```
+
+        Args:
+            topic: the topic's name, or a Message. A compacted topic is refused, and so is a Message that is delayed.
+            body: as in `send`, and so are `key`, `tag`, `index_keys`, `properties`, `flag`, `sys_flag`, `queue_id`.
+            group: the producer group, a name of letters, digits and %|_-. Its producers are those who may end the half
+                message, and those who are asked about it.
+            born_host: address and port of the message's first sender; by default the shard's own.
+
+        Returns: a future of the half message. Its result means what a receipt with `acks="quorum"` means, also if the
+        producer has `acks="leader"`: a majority of the replicas has it, as durably as the cluster's flush mode says.
+        Half messages keep no order, neither among each other nor with other sends. Hooks do not see them.
+
+        If an answer is lost, the producer asks again, for `delivery_timeout_ms` at most. The shard knows that request
+        by a key, so that it stores one half message, as long as this one is open. A check may end it before the
+        request comes again, 6 s after it was stored at the earliest. Then the shard stores a second one, which is
+        asked about like the first one.
+
+        Raises:
+            Rejected: at once, for a message that cannot be stored, or when the producer is closed. From the future, if
+                the shard refuses it.
+            Unavailable: at once, if the buffer is full or no shard answers the look-up of the topic for `max_block_ms`.
+                From the future: nothing was stored. Also while 262,144 half messages are open on the shard.
+            DeliveryUnknown: from the future; the half message may be stored. If it is, its producers are asked about
+                it. `resend` does not take it.
+            StorageFull: from the future; nothing was stored.
+        """
+        return self._halves.send(
+            topic,
+            body,
+            group=group,
+            key=key,
+            tag=tag,
+            index_keys=index_keys,
+            properties=properties,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_host=born_host,
+            queue_id=queue_id,
+        )
+
+    def end_half(self, half_id: str, decision: str) -> bool:
+        """Commit or roll back a half message by its id. Any producer of the cluster may do it, in any process.
+
+        The call waits for the answer, and is repeated for `delivery_timeout_ms` at most if none comes. The first
+        decision counts. It may be repeated at any time.
+
+        Args:
+            half_id: the `id` of a `HalfMessage`, or of one that a check has named.
+            decision: "commit" or "rollback".
+
+        Returns: True: this call has ended it. False: it had been ended in the same way before, by another call or by a
+        try of this one whose answer was lost.
+        Durable: as an acknowledged message.
+
+        Raises:
+            Rejected: the other decision counts, or it was given up after too many checks; `found` names what counts.
+                Also for an id of another cluster, and when the topic was deleted.
+            Unavailable: no shard answered. Nothing was changed.
+            DeliveryUnknown: the decision may be stored. The same call again says whether it is.
+        """
+        return self._halves.end(half_id, decision)
+
+    def check(self, callback: CheckCallback, *, group: str) -> None:
+        """Answer for half messages of a producer group that no decision has come for, from now until `close`.
+
+        The shards ask 6 s after a half message was stored (or as its property CHECK_IMMUNITY_TIME_IN_SECONDS says) and
+        then every 30 s, each time one producer of the group, of RayMQ's or RocketMQ's clients. Both answer for both.
+        After 15 times it is given up and moves to the topic TRANS_CHECK_MAX_TIME_TOPIC. While no producer of the group
+        runs, nothing is counted.
+
+        Example:
+            ```python
+            import raymq
+
+            def is_paid(half) -> str | None:
+                return "commit" if half.key == b"alice" else None  # a program looks into its database
+
+            with raymq.connect() as cluster, cluster.producer() as producer:
+                producer.check(is_paid, group="billing")
+            ```
+
+        Args:
+            callback: gets a `CheckedHalf`, which has the fields of the message and its `id`. It returns "commit",
+                "rollback", or None as long as it does not know; then it is asked again later. Calls come from a thread
+                of the producer, one at a time. One that takes longer than a few seconds makes others wait, and the
+                shard may ask another producer meanwhile. What it raises is logged, and counts as None.
+            group: the producer group. A second call for one group replaces its callback.
+
+        Raises: Rejected for a name that no group has, for what cannot be called, and when the producer is closed.
+        """
+        self._checks.add(group, callback)
+
     @property
     def hook_failures(self) -> int:
         """How many calls of `hooks` raised. The first one of each kind was logged."""
@@ -297,7 +433,7 @@ class Producer(OpenClient):
         Answered messages: `messages`, `batches`, `bytes` (bodies, properties and 128 bytes for each message), and
         `failed_messages`, those without a receipt. Means: `batch_messages_mean`, `batch_bytes_mean`, `queue_ms_mean`
         (from a batch's first message until it is closed) and `ack_ms_mean` (from there to the answer). At this moment:
-        `open_batches`, `under_way_batches`, `buffered_bytes`.
+        `open_batches`, `under_way_batches`, `buffered_bytes`. Half messages count in the last two alone.
         """
         return self._batcher.statistics()
 
@@ -313,11 +449,16 @@ class Producer(OpenClient):
     def close(self, timeout: float | None = None) -> None:
         """Flush for up to `timeout` seconds, then close. Sends without a receipt fail. A second call does nothing.
 
+        No callback of `check` begins any more; one that runs is waited for, with RayMQ's own transport for 2 s at most.
         In a done callback it does not flush. In a forked child it does nothing.
         Raises: the first failure that no caller has seen; the producer is closed in any case.
         """
         if not self._batcher.closed and self._batcher.batch_sender.in_own_process:
-            self._batcher.close(timeout)
+            self._checks.close()
+            try:
+                self._batcher.close(timeout)
+            finally:
+                self._halves.close()
             self._batcher.batch_sender.raise_failure()
 
     def __enter__(self) -> Producer:

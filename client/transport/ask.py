@@ -14,6 +14,7 @@ from raymq.store.base.errors import (
     Bug,
     DeliveryUnknown,
     NotLeading,
+    NotReached,
     NotServing,
     RayMQError,
     Unavailable,
@@ -44,6 +45,15 @@ def may_lead_no_more(error: RayMQError) -> bool:
 def leads_no_more(error: RayMQError) -> bool:
     """Whether an error is the refusal of a replica that does not lead, or whose epoch has not begun or is over."""
     return isinstance(error, (NotLeading, NotServing))
+
+
+def may_have_run(error: RayMQError) -> bool:
+    """Whether a call that failed so may have run all the same: its answer was lost."""
+    if isinstance(error, DeliveryUnknown):
+        return True
+    return isinstance(error, Unavailable) and not (
+        leads_no_more(error) or isinstance(error, NotReached)
+    )
 
 
 def search_pauses() -> Iterator[int]:

@@ -27,7 +27,13 @@ from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_call
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.client.client_thread import check_real_threads
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import (
+    DeliveryUnknown,
+    NotReached,
+    RayMQError,
+    Rejected,
+    Unavailable,
+)
 from raymq.store.base.status import PutStatus
 from raymq.store.records.record import SmallBatch, batch_bytes
 from raymq.store.records.requests import FetchRequest, FetchSlice
@@ -82,7 +88,8 @@ class RayShardConnection:
             self._actor = ray.get_actor(name, namespace=NAMESPACE)
         except Exception as error:
             # Ray Client raises errors of many types, gRPC's own among them.
-            raise translate(error, name) from error
+            found = translate(error, name)
+            raise NotReached(found.message, **found.fields) from error
 
     def call(
         self, op: str, args: Mapping[str, object] | None = None, timeout: float = CALL_TIMEOUT_S

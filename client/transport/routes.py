@@ -548,23 +548,37 @@ class Routes:
     # --- calls ------------------------------------------------------------------------------------
 
     def call(
-        self, shard: int, op: str, args: Mapping[str, object], timeout_s: float = CALL_TIMEOUT_S
+        self,
+        shard: int,
+        op: str,
+        args: Mapping[str, object],
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        on_failed: Callable[[RayMQError], None] = lambda error: None,
     ) -> dict[str, Any]:
         """Call an operation that may be repeated, and try again once after a new lookup.
 
         If the leader may change, the call follows it for up to `timeout_s`.
+
+        Args: `on_failed`: gets the error of each try but the last one.
         Raises: the shard's error; Unavailable when the shard does not answer.
         """
         if self.fails_over:
-            return self._call_leader(shard, op, args, timeout_s)
+            return self._call_leader(shard, op, args, timeout_s, on_failed)
         try:
             return self.call_once(shard, op, args, timeout_s)
-        except Unavailable:
+        except Unavailable as error:
+            on_failed(error)
             self.refresh()
             return self.call_once(shard, op, args, timeout_s)
 
     def _call_leader(
-        self, shard: int, op: str, args: Mapping[str, object], timeout_s: float
+        self,
+        shard: int,
+        op: str,
+        args: Mapping[str, object],
+        timeout_s: float,
+        on_failed: Callable[[RayMQError], None],
     ) -> dict[str, object]:
         """Call an operation at the leader of a shard, whichever replica that is by then."""
         deadline_s = self._clock.monotonic() + timeout_s
@@ -582,6 +596,7 @@ class Routes:
                 left_s = deadline_s - self._clock.monotonic()
                 if left_s <= 0 or not may_lead_no_more(error):
                     raise error from error.__cause__
+                on_failed(error)
                 if self.knows_next(shard):
                     continue
 

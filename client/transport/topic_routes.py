@@ -43,6 +43,7 @@ class TopicRoute(NamedTuple):
     values: TopicValues = TopicValues("")
     #: how often topics of this name were deleted before
     generation: int = 0
+    is_compacted: bool = False
 
     def shard_of(self, queue_id: int) -> int:
         """The shard that stores a queue. Raises: Rejected for another number."""
@@ -73,7 +74,8 @@ def _topic_route(name: str, facts: dict[str, Any]) -> TopicRoute:
     queues = int(facts["queues"])
     first = int((facts.get("former_queues") or [queues])[0])
     values, generation = TopicValues.of(name, facts), int(facts.get("generation", 0))
-    return TopicRoute(name, queues, tuple(facts["shards"]), first, values, generation)
+    is_compacted = bool(facts.get("compacted"))
+    return TopicRoute(name, queues, tuple(facts["shards"]), first, values, generation, is_compacted)
 
 
 class ShardRoutes(Protocol):

@@ -13,6 +13,7 @@ from raymq.store.base.errors import Unavailable
 from raymq.store.base.format import format_host
 from raymq.store.delay.delivery_time import delay_level
 from raymq.store.records.keys import UNIQ_KEY
+from raymq.store.records.properties import PRODUCER_GROUP
 
 from .message_row import MessageRow
 from .send_lanes import WAITING_BYTES_MAX, StoredSend
@@ -20,8 +21,6 @@ from .shards import Shards
 
 #: property of a half message
 PREPARED = "TRAN_MSG"
-#: property: the producer group that is asked about a half message
-PRODUCER_GROUP = "PGROUP"
 
 
 def is_half(properties: Mapping[str, str], reconsume_times: int) -> bool:

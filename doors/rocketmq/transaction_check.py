@@ -15,12 +15,11 @@ from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.base.format import SYS_ANY_HOST_V6, check_group_name, host_of, offset_message_id
 from raymq.store.queues.raw_records import decode_records
 from raymq.store.records.keys import UNIQ_KEY
-from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC, decode, encode
+from raymq.store.records.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC, decode, encode
 from raymq.store.records.record_encode import encode_record
 
 from .client_table import ClientTable
 from .codes import RequestCode
-from .half_sends import PRODUCER_GROUP
 from .shards import Shards
 from .topology import BrokerTable, broker_name
 

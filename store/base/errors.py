@@ -103,6 +103,10 @@ class NotServing(Unavailable):
     """This replica takes no such call: its epoch has not begun or is over, or it starts or stops. Another one may."""
 
 
+class NotReached(Unavailable):
+    """Nothing listens at the address of a call, which was not sent."""
+
+
 class ReplicaBehind(Unavailable):
     """This replica has not confirmed yet what the caller has seen or asks for. It may soon."""
 

@@ -22,6 +22,8 @@ WAIT = "WAIT"
 DELAY = "DELAY"
 #: names of the properties with the topic and the queue id to which a waiting or half message goes
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
+#: name of the property with the producer group that prepared a half message
+PRODUCER_GROUP = "PGROUP"
 #: name of the property with the number of messages in an inner batch
 INNER_NUM = "INNER_NUM"
 #: the first bytes of TAGS in a properties string, and the bytes around its value

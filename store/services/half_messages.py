@@ -18,12 +18,12 @@ from raymq.store.base.format import HALF_TOPIC
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.keys import UNIQ_KEY
-from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC
+from raymq.store.records.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC
 from raymq.store.state.topics import check_target
 
 from .resolutions import Resolution
 from .stored_message import StoredMessage, read, read_one
-from .transaction import PRODUCER_GROUP, TransactionService
+from .transaction import TransactionService
 
 logger = logging.getLogger(__name__)
 

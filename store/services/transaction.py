@@ -25,7 +25,7 @@ from raymq.store.base.format import (
 from raymq.store.put.inner_message import EncodedInner, InnerMessage, ServiceProgress
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.key_check import check_key
-from raymq.store.records.properties import REAL_QUEUE, REAL_TOPIC
+from raymq.store.records.properties import PRODUCER_GROUP, REAL_QUEUE, REAL_TOPIC
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.producer_table import UNKNOWN_OFFSET
 from raymq.store.state.topics import check_target
@@ -40,9 +40,6 @@ DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 #: the group by whose offsets RocketMQ finds the end of the resolved half messages and op records
 GROUP = "CID_RMQ_SYS_TRANS"
 SERVICE = "transaction"
-
-#: property: the producer group that prepared a half message
-PRODUCER_GROUP = "PGROUP"
 
 _OP_TAG = "d"
 _OP_SEPARATOR = ","
@@ -175,6 +172,7 @@ class TransactionService:
                 f"half message {offset} was resolved {outcome}; it cannot become {wanted.name} now",
                 field="transaction",
                 limit="an open half message",
+                found="unknown" if found is None else found.name.lower(),
             )
 
         return self._readable_half(offset, group)

@@ -38,6 +38,14 @@ reader.fetch(0, 1, max_bytes=1, max_records=1, timeout_s=30)
         "producer = cluster.producer(); producer.send('t', b'x', queue_id=0).result(30)",
         "producer.__exit__(None, None, None); del producer",
     ),
+    "leaves the block of a producer of half messages": (
+        """
+producer = cluster.producer()
+producer.check(lambda half: None, group="g")
+half = producer.send_half("t", b"x", group="g").result(30)
+""",
+        "producer.__exit__(None, None, None); del half, producer",
+    ),
     "leaves the block of a consumer": (
         "consumer = cluster.consumer('t', start='earliest')",
         "consumer.__exit__(None, None, None); del consumer",

@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from raymq.client.produce.half_message import CheckedHalf
 from raymq.doors.rocketmq.codes import ResponseCode
 from raymq.doors.rocketmq.rocketmq_server import RocketMQServer
+from raymq.store.base.errors import Rejected
+from raymq.store.services import half_messages
+from raymq.store.services.transaction import TransactionService
 from tests.support.oracle import JAVA_OPTIONS, SOURCES, Program
 from tests.support.served_shard import ServedShard
 from tests.support.waiting import until
@@ -22,6 +26,8 @@ COUNT = 40
 MESSAGES = 4 * COUNT + 1
 #: half messages: a third of them is committed at once, a third is rolled back
 COUNT_HALVES = 30
+#: half messages of each of two clients that answer for each other
+COUNT_SHARED = 6
 #: messages that are read in order
 COUNT_IN_ORDER = 800
 
@@ -166,6 +172,56 @@ def test_the_java_client_makes_transactions_and_consumers_see_the_committed_ones
     # Those that were committed at once, and those that were committed when the server asked.
     read = run("push", "paid", 2 * third, "accounts", "half")
     assert (read["all"], read["received"], read["distinct"]) == (True, 2 * third, 2 * third)
+
+
+@pytest.mark.thorough
+def test_a_java_producer_and_one_of_raymq_answer_for_the_half_messages_of_each_other(
+    run: Run, shard: ServedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransactionService, "immunity_ms", lambda self, properties: 2_000)
+    monkeypatch.setattr(half_messages, "CHECK_PAUSE_MS", 1_000)
+    shard.cluster.create_topic("shared", queues=4)
+    with shard.cluster.producer() as producer:
+        ours = [
+            producer.send_half(
+                "shared",
+                f"ours-{number}".encode(),
+                tag="ours",
+                index_keys=(f"key-ours-{number}",),
+                properties={"number": str(number)},
+                group="both-pay",
+            ).result(30)
+            for number in range(COUNT_SHARED)
+        ]
+        found = run("answer", "shared", COUNT_SHARED, "both-pay")
+        assert (found["asked"], found["wrong"]) == (True, 0)
+        assert found["checked"] == sorted(each.transaction_id for each in ours)
+        assert found["states"] == {"SEND_OK": COUNT_SHARED}
+        # The answer of the Java client was the first one.
+        with pytest.raises(Rejected, match="resolved as COMMIT"):
+            ours[0].rollback()
+
+        halves: dict[str, CheckedHalf] = {}
+
+        def answer(half: CheckedHalf) -> str:
+            halves[half.id] = half
+            return "commit"
+
+        producer.check(answer, group="both-pay")
+        bodies: list[bytes] = []
+        with shard.cluster.consumer("shared", start="earliest") as consumer:
+            until(
+                lambda: len(bodies) == 2 * COUNT_SHARED,
+                lambda: bodies.extend(each.body for each in consumer.poll(timeout=1)),
+            )
+    named = [f"{tag}-{number}" for tag in ("half", "ours") for number in range(COUNT_SHARED)]
+    assert sorted(bodies) == sorted(each.encode() for each in named)
+    assert len(halves) == COUNT_SHARED
+    for half in halves.values():
+        number = half.properties["number"]
+        assert (half.topic, half.tag, half.flag) == ("shared", "half", int(number))
+        assert half.index_keys == (f"key-half-{number}",)
+        assert half.body == f"half-{number}".encode()
 
 
 @pytest.mark.thorough

@@ -34,6 +34,7 @@ from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, P
 from raymq.store.state.shard_state import ShardState, TopicInfo
 from raymq.store.state.topics import QueueKey
 from tests.support.fake_groups import FakeGroups
+from tests.support.fake_halves import HALF_OPERATIONS, FakeHalves
 from tests.support.waiting import until
 
 TOKEN = "t0ken"
@@ -90,6 +91,7 @@ class FakeBackend:
 
         self.clock = Clock()
         self.groups = FakeGroups(self.state, self.clock)
+        self.halves = FakeHalves()
         #: of the cluster
         self.shards = 1
         self.frames: list[tuple[bytes, bytes | None]] = []
@@ -348,6 +350,9 @@ class FakeBackend:
         if op == "offsets":
             table = self.state.offsets.get((args["group"], args["topic"]), {})
             return {str(q): o for q, o in table.items()}
+
+        if op in HALF_OPERATIONS:
+            return self.halves.call(op, args)
 
         if op == "init_producer":
             epoch = self.state.next_epoch(args["producer_id"])

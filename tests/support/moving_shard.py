@@ -78,6 +78,7 @@ class Replica(FakeBackend):
         with self._changed:
             self.state, self.queues = copy.deepcopy((log.state, log.queues))
             self.groups = FakeGroups(self.state, self.clock, log.groups)
+            self.halves = copy.deepcopy(log.halves)
             self._position = log._position
             self._changed.notify_all()
 
@@ -87,6 +88,7 @@ class Replica(FakeBackend):
             log = FakeBackend()
             log.state, log.queues = copy.deepcopy((self.state, self.queues))
             log.groups = FakeGroups(log.state, log.clock, self.groups)
+            log.halves = copy.deepcopy(self.halves)
             log._position = self._position
             return log
 

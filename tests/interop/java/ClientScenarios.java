@@ -57,6 +57,7 @@ public class ClientScenarios {
             case "send" -> send(nameServer, topic, count);
             case "push" -> push(nameServer, topic, count, args[4], args[5]);
             case "transact" -> transact(nameServer, topic, count);
+            case "answer" -> answer(nameServer, topic, count, args[4]);
             case "orderly" -> orderly(nameServer, topic, count, args[4]);
             case "pull" -> pull(nameServer, topic, count, args[4]);
             case "back" -> back(nameServer, topic, count, args[4]);
@@ -194,6 +195,57 @@ public class ClientScenarios {
         Thread.sleep(1_000);
         producer.shutdown();
         found.put("checked", checked.size());
+        found.put("states", states);
+        found.put("wrong", wrong.get());
+        return found;
+    }
+
+    /** Commits so many half messages of another client of the group, and leaves as many of its own to that client. */
+    private static Map<String, Object> answer(String nameServer, String topic, int count, String group)
+            throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer(group, hook());
+        producer.setNamesrvAddr(nameServer);
+        producer.setSendMsgTimeout(10_000);
+        Map<String, String> checked = new ConcurrentHashMap<>();
+        AtomicInteger wrong = new AtomicInteger();
+        CountDownLatch asked = new CountDownLatch(count);
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object number) {
+                return LocalTransactionState.UNKNOW;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                if (message.getTags().equals("half")) {
+                    return LocalTransactionState.UNKNOW;
+                }
+                String body = new String(message.getBody(), StandardCharsets.UTF_8);
+                boolean isWhole = message.getTopic().equals(topic) && message.getTags().equals("ours")
+                        && message.getKeys().equals("key-" + body)
+                        && body.equals("ours-" + message.getUserProperty("number"))
+                        && message.getTransactionId().length() == 32;
+                if (!isWhole) {
+                    wrong.incrementAndGet();
+                }
+                if (checked.put(message.getTransactionId(), body) == null) {
+                    asked.countDown();
+                }
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+        producer.start();
+        Map<String, Integer> states = new TreeMap<>();
+        for (int i = 0; i < count; i++) {
+            SendResult sent = producer.sendMessageInTransaction(message(topic, "half", i), i);
+            states.merge(sent.getSendStatus().name(), 1, Integer::sum);
+        }
+        Map<String, Object> found = new TreeMap<>();
+        found.put("asked", asked.await(WAIT_S, TimeUnit.SECONDS));
+        // The answers go one-way.
+        Thread.sleep(1_000);
+        producer.shutdown();
+        found.put("checked", new TreeSet<>(checked.keySet()));
         found.put("states", states);
         found.put("wrong", wrong.get());
         return found;
