@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,11 +25,21 @@ from raymq.store.groups.leases.lease_table import LEASE, SETTLE
 from raymq.store.groups.leases.offsets import NO_OFFSETS, OffsetColumn
 from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX, LeaseOptions
 from raymq.store.groups.leases.packing import pack
-from raymq.store.groups.leases.requests import Copy, LeaseRequest, Offer, SettleRequest
+from raymq.store.groups.leases.requests import (
+    NO_SESSION,
+    Copy,
+    LeaseRequest,
+    Offer,
+    SettleItem,
+    SettleRequest,
+)
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.inner_put import RecordGroup
 from raymq.store.put.service_host import ServiceHost
-from raymq.store.records.requests import AppendedRows
+from raymq.store.queues.expression_filter import expression_filter
+from raymq.store.queues.message_filter import LookLimit
+from raymq.store.queues.raw_records import decode_records
+from raymq.store.records.requests import AppendedRows, MessageSelector
 from raymq.store.state.features import LEASES_LEVEL
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
 
@@ -43,13 +53,18 @@ SERVICE = "leases"
 #: properties of a dead letter: why it is one, and the session that had it last
 DEAD_REASON, DEAD_HOLDER = "DLQ_REASON", "DLQ_HOLDER"
 
-
 #: properties with a message's key, as text or in base64: a key has one of these forms
 KEY_PROPERTIES = ("__SHARDINGKEY", "__KEY_B64")
 #: orders of a group's messages
 ORDERS = ("", "key", "queue")
 #: messages whose keys are looked at together
 KEYS_READ_MAX = 1_000
+#: messages that were never leased, at which one request looks at least: others may take the first ones meanwhile
+LOOK_OFFSETS_MIN = 1_000
+#: how long one request looks for messages that a filter wants
+LOOK_MS = 50
+#: bytes of the messages of one lease
+LEASED_BYTES_MAX = 4 << 20
 
 
 class LeaseDecision(NamedTuple):
@@ -58,6 +73,19 @@ class LeaseDecision(NamedTuple):
     plan: LeasePlan
     #: None: it needed no record
     appended: AppendedRows | None
+    #: when a message may be leased again, on the clock of the store; None: no time makes one due
+    next_ms: int | None = None
+
+
+class Wanted(NamedTuple):
+    """How much of a queue a request looks at, and for what."""
+
+    max_records: int
+    max_bytes: int
+    #: None: all messages
+    selector: MessageSelector | None
+    #: the keys of messages count
+    has_keys: bool
 
 
 class LeaseService:
@@ -98,10 +126,14 @@ class LeaseService:
         queues: Sequence[QueueKey],
         *,
         start: str = "earliest",
+        selector: MessageSelector | None = None,
+        max_bytes: int = LEASED_BYTES_MAX,
     ) -> LeaseDecision:
         """Lease messages of some queues of this shard.
 
-        Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset.
+        Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset. `selector`: only
+        these messages; the others are settled. `max_bytes`: of messages that are leased for the first time, at least
+        one of each queue.
         Raises: Rejected for a topic that does not exist, and for a queue that a member has claimed. Otherwise as
         `InnerPut.put_groups`.
         """
@@ -111,10 +143,8 @@ class LeaseService:
         self._read_keys(group)
         columns = store.leases.group(group).queues
         has_keys = self._options.get(group, LeaseOptions()).order == "key"
-        looked = {
-            key: self._look(key, columns[key].next, ranges[key][1], has_keys=has_keys)
-            for key in queues
-        }
+        wanted = Wanted(request.max_records, max_bytes, selector, has_keys)
+        looked = {key: self._look(key, columns[key].next, ranges[key][1], wanted) for key in queues}
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
             offers = [
@@ -146,6 +176,13 @@ class LeaseService:
                 number, key, offset, length_ms, now_ms, gives_up=gives_up
             ),
         )
+
+    def give_back(
+        self, group: str, number: int, key: QueueKey, offsets: OffsetColumn
+    ) -> LeaseDecision:
+        """Take messages of a lease back that its worker did not get: this attempt does not count."""
+        item = SettleItem(number, key, offsets, SettleOutcome.RETURNED)
+        return self.settle(group, SettleRequest(NO_SESSION, 0, [item]))
 
     def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
         """Let a group go on elsewhere in a queue. All of its leases there end."""
@@ -187,20 +224,70 @@ class LeaseService:
         if held:
             raise _belongs(group, topic, queue_id, held[queue_id])
 
-    def _look(self, key: QueueKey, first: int, end: int, *, has_keys: bool) -> Offer:
+    def _look(self, key: QueueKey, first: int, end: int, wanted: Wanted) -> Offer:
         """What of a queue was never leased, with what the machine needs to know of these messages."""
-        stop = max(first, min(end, first + LEASE_OFFSETS_MAX))
-        is_retry = key[0].startswith(RETRY_PREFIX)
-        if first == stop or not (is_retry or has_keys):
+        ahead = min(LEASE_OFFSETS_MAX, max(LOOK_OFFSETS_MIN, 2 * wanted.max_records))
+        stop = max(first, min(end, first + ahead))
+        if first == stop:
             return Offer(key, NO_OFFSETS, first, stop)
+
+        matches = None
+        is_retry = key[0].startswith(RETRY_PREFIX)
+        if wanted.selector is not None and not is_retry:
+            # Messages of the retry topic matched before.
+            matches = self._matching(key, first, wanted, wanted.selector)
+            stop = first + len(matches)
+        else:
+            stop = self._within_bytes(key, first, stop, wanted.max_bytes)
+        if first == stop or not (is_retry or wanted.has_keys):
+            return Offer(key, NO_OFFSETS, first, stop, matches=matches)
 
         found = self._read(key, first, stop)
         stop = first + len(found)
         tries = np.array([0 if each is None else each.reconsume_times for each in found], np.uint16)
-        slots = slots_of(list(map(_key_of, found))) if has_keys else None
         return Offer(
-            key, NO_OFFSETS, first, stop, slots=slots, attempts=tries if is_retry else None
+            *(key, NO_OFFSETS, first, stop),
+            matches=None if matches is None else matches[: len(found)],
+            slots=slots_of(list(map(_key_of, found))) if wanted.has_keys else None,
+            attempts=tries if is_retry else None,
         )
+
+    def _within_bytes(self, key: QueueKey, first: int, stop: int, max_bytes: int) -> int:
+        """The offset before which messages of a queue have so many bytes, after at least one."""
+        try:
+            units = self._store.consume_queues.get(*key).read(first, stop - first)
+        except (Corrupt, OffsetOutOfRange):
+            # The worker that leases them hears of it.
+            return stop
+        ends = units["size"].cumsum(dtype=np.int64)
+        return min(stop, first + max(1, int(ends.searchsorted(max_bytes, side="right"))))
+
+    def _matching(
+        self, key: QueueKey, first: int, wanted: Wanted, selector: MessageSelector
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the next messages of a queue a filter wants, as far as one request looks."""
+        clock = self._store.clock
+        over_ms = clock.monotonic_ms() + LOOK_MS
+        look = LookLimit(LEASE_OFFSETS_MAX, lambda: clock.monotonic_ms() >= over_ms)
+        try:
+            found = self._store.fetch(
+                *(*key, first),
+                max_bytes=wanted.max_bytes,
+                max_records=wanted.max_records,
+                wanted=expression_filter(*selector),
+                look=look,
+            )
+        except Corrupt:
+            # Nothing is known of it: a worker gets it, and hears of the damage.
+            return np.ones(1, np.bool_)
+        except OffsetOutOfRange:
+            return np.zeros(0, np.bool_)
+
+        matches = np.zeros(found.next_offset - first, np.bool_)
+        if found.records is not None and len(found.records):
+            rows = decode_records(found.records, columns=("queue_offset",))
+            matches[rows.column("queue_offset").to_numpy() - first] = True
+        return matches
 
     def _read(self, key: QueueKey, first: int, stop: int) -> list[StoredMessage | None]:
         """Some messages of a queue that follow each other, the first ones; None: one cannot be read."""
@@ -258,28 +345,37 @@ class LeaseService:
 
     def _decide(self, group: str, call: Callable[[LeaseMachine, int], LeasePlan]) -> LeaseDecision:
         """Decide, and append what the decision needs."""
-        made: list[tuple[LeaseMachine, LeasePlan, int]] = []
+        made: list[tuple[LeasePlan, int | None]] = []
 
-        def decide() -> list[RecordGroup]:
+        def decide() -> Iterator[RecordGroup]:
             now_ms = self._store.clock.monotonic_ms()
             machine = self._machine(group)
-            machine.copies_max = COPIES_MAX
-            while True:
-                plan = call(machine, now_ms)
-                groups = [self._records_of(group, each) for each in plan.groups]
-                if machine.copies_max == 1 or not any(map(self._is_large, groups)):
-                    break
-                # A plan changes nothing: one with fewer copies takes its place.
-                machine.copies_max //= 2
-            made.append((machine, plan, now_ms))
-            return groups
-
-        def note() -> None:
-            machine, plan, now_ms = made[-1]
+            plan, groups = self._plan(group, machine, call, now_ms)
+            yield from groups
+            # All are applied.
             machine.note(plan, now_ms)
+            made.append((plan, machine.next_ms()))
 
-        appended = self._store.inner_put.put_groups(SERVICE, decide, then=note)
-        return LeaseDecision(made[-1][1], appended)
+        appended = self._store.inner_put.put_groups(SERVICE, decide)
+        plan, next_ms = made[0]
+        return LeaseDecision(plan, appended, next_ms)
+
+    def _plan(
+        self,
+        group: str,
+        machine: LeaseMachine,
+        call: Callable[[LeaseMachine, int], LeasePlan],
+        now_ms: int,
+    ) -> tuple[LeasePlan, list[RecordGroup]]:
+        """A decision with its records. Has the put lock."""
+        machine.copies_max = COPIES_MAX
+        while True:
+            plan = call(machine, now_ms)
+            groups = [self._records_of(group, each) for each in plan.groups]
+            if machine.copies_max == 1 or not any(map(self._is_large, groups)):
+                return plan, groups
+            # A plan changes nothing: one with fewer copies takes its place.
+            machine.copies_max //= 2
 
     def _is_large(self, group: RecordGroup) -> bool:
         """Whether other puts would wait too long for the copies of a group."""
