@@ -15,6 +15,7 @@ from raymq.client.produce.producer_config import ProducerConfig, ProducerOptions
 from raymq.client.topics.delete_topic import delete_topic
 from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.ask import may_lead_no_more, moved
+from raymq.client.workers.workers_config import WorkersConfig, WorkersOptions
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, UntrustedServer
@@ -697,6 +698,23 @@ class Cluster(ClusterHandle):
     ) -> raymq.AsyncConsumer:
         """An AsyncConsumer of a topic or of several, with the arguments of `raymq.Consumer`."""
         return raymq.AsyncConsumer(self, topic, **options)
+
+    @takes_options_of(WorkersConfig)
+    def workers(
+        self, topics: str | Sequence[str], **options: Unpack[WorkersOptions]
+    ) -> raymq.Workers:
+        """Workers of a group that share the messages of a topic, or of several, and settle each alone.
+
+        `raymq.Workers` describes the options.
+        """
+        return raymq.Workers(self, topics, **options)
+
+    @takes_options_of(WorkersConfig)
+    def async_workers(
+        self, topics: str | Sequence[str], **options: Unpack[WorkersOptions]
+    ) -> raymq.AsyncWorkers:
+        """AsyncWorkers of a topic or of several, with the arguments of `raymq.Workers`."""
+        return raymq.AsyncWorkers(self, topics, **options)
 
     def move_leader(self, shard: int, replica: int) -> None:
         """Let another replica lead a shard, and wait until it does. Sends wait for less than a second.
