@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import bisect
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.base.errors import (
+    Bug,
+    Corrupt,
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    Unavailable,
+)
 from raymq.store.base.format import RETRY_PREFIX
 from raymq.store.groups.claims import Claim
 from raymq.store.groups.leases.entries import LeaseEntry, SettleOutcome
@@ -88,6 +96,19 @@ class Wanted(NamedTuple):
     has_keys: bool
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """A call that waits to be decided."""
+
+    group: str
+    call: Callable[[LeaseMachine, int], LeasePlan]
+    woken: threading.Event = field(default_factory=threading.Event)
+    #: its thread decides all that wait
+    leads: bool = False
+    decision: LeaseDecision | None = None
+    error: Exception | None = None
+
+
 class LeaseService:
     """Leases of the groups of workers on one shard, while it leads. Threads: any may call."""
 
@@ -97,6 +118,11 @@ class LeaseService:
         self._options: dict[str, LeaseOptions] = {}
         #: by group; made from the state when the group is used first
         self._machines: dict[str, LeaseMachine] = {}
+        #: guards the fields below
+        self._gather_lock = threading.Lock()
+        #: calls that wait to be decided
+        self._gathered: list[_Waiting] = []
+        self._is_deciding = False
 
     def activate(self) -> None:
         """Begin to lead: every lease gets its whole time again. Callers: before any other call of this leadership."""
@@ -147,6 +173,8 @@ class LeaseService:
         looked = {key: self._look(key, columns[key].next, ranges[key][1], wanted) for key in queues}
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            for key in queues:
+                self._check_queue(group, key)
             offers = [
                 each._replace(due=machine.due(key, request.max_records, now_ms))
                 for key, each in looked.items()
@@ -201,6 +229,9 @@ class LeaseService:
         store.note_feature_level(LEASES_LEVEL)
         for target in (dlq_topic(group), retry_topic(group)):
             queue_of(store, target, self._shard)
+        columns = store.leases.group(group).queues
+        if all(key in columns and columns[key].low >= first for key, (first, _) in ranges.items()):
+            return
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
             plan = LeasePlan()
@@ -344,21 +375,62 @@ class LeaseService:
         return machine
 
     def _decide(self, group: str, call: Callable[[LeaseMachine, int], LeasePlan]) -> LeaseDecision:
-        """Decide, and append what the decision needs."""
-        made: list[tuple[LeasePlan, int | None]] = []
+        """Decide, and append what the decision needs.
 
-        def decide() -> Iterator[RecordGroup]:
+        Calls that wait for the put lock are decided together, by one thread: with many workers, handing the lock from
+        thread to thread would cost more than all decisions.
+        """
+        mine = _Waiting(group, call)
+        with self._gather_lock:
+            self._gathered.append(mine)
+            mine.leads = not self._is_deciding
+            self._is_deciding = True
+        if not mine.leads:
+            mine.woken.wait()
+        if mine.leads:
+            self._decide_gathered()
+
+        if mine.error is not None:
+            raise mine.error
+        if mine.decision is None:
+            raise Bug("a call of leases was not decided")
+        return mine.decision
+
+    def _decide_gathered(self) -> None:
+        """Decide all calls that wait by now, and let the first one of those that come meanwhile lead the next round."""
+        with self._gather_lock:
+            calls, self._gathered = self._gathered, []
+        try:
+            self._store.inner_put.put_groups(SERVICE, lambda: self._decide_each(calls))
+        except Exception as error:
+            # Those after the one that failed are repeated by their callers.
+            for each in calls:
+                if each.decision is None and each.error is None:
+                    each.error = error
+        finally:
+            with self._gather_lock:
+                self._is_deciding = bool(self._gathered)
+                if self._gathered:
+                    self._gathered[0].leads = True
+                    self._gathered[0].woken.set()
+            for each in calls:
+                each.woken.set()
+
+    def _decide_each(self, calls: Sequence[_Waiting]) -> Iterator[RecordGroup]:
+        """The records of calls, one after the other. Has the put lock."""
+        for each in calls:
             now_ms = self._store.clock.monotonic_ms()
-            machine = self._machine(group)
-            plan, groups = self._plan(group, machine, call, now_ms)
+            try:
+                machine = self._machine(each.group)
+                plan, groups = self._plan(each.group, machine, each.call, now_ms)
+            except RayMQError as error:
+                each.error = error
+                continue
             yield from groups
             # All are applied.
             machine.note(plan, now_ms)
-            made.append((plan, machine.next_ms()))
-
-        appended = self._store.inner_put.put_groups(SERVICE, decide)
-        plan, next_ms = made[0]
-        return LeaseDecision(plan, appended, next_ms)
+            appended = AppendedRows.up_to(self._store.log.end) if groups else None
+            each.decision = LeaseDecision(plan, appended, machine.next_ms())
 
     def _plan(
         self,

@@ -123,5 +123,6 @@ def test_each_message_is_acknowledged_once_while_a_worker_and_the_leader_are_kil
     for kind, place, attempt in entries:
         if kind == "acked":
             assert attempt == max(got[place]), f"{place} came again after it was acknowledged"
-    again = sum(len(attempts) > 1 for attempts in got.values())
+    # Also a message that was only ahead of the program that was killed has had an attempt.
+    again = sum(max(attempts) > 1 for attempts in got.values())
     print(f"{len(wanted)} messages, {again} of them came again")
