@@ -472,9 +472,9 @@ class Cluster(ClusterHandle):
                     print(name, facts["kind"], facts["state"], facts["members"])
             ```
 
-        Returns: name -> `kind` ("stream": its members share the queues; "manual": it has had no member, only committed
-        offsets), `state` ("paused", "active" with members or clients, else "empty"), `members`, their number, and
-        `clients`, how many clients of RocketMQ consume in it.
+        Returns: name -> `kind` ("stream": its members share the queues; "workers": they share the messages; "manual":
+        it has had no member, only committed offsets), `state` ("paused", "active" with members or clients, else
+        "empty"), `members`, their number, and `clients`, how many clients of RocketMQ consume in it.
         Raises: Unavailable: a shard does not answer.
         """
         from raymq.client.group_facts import list_groups
@@ -502,8 +502,9 @@ class Cluster(ClusterHandle):
         "away"); `clients`, of RocketMQ, which share the group's queues, as their servers have said in the last 30 s,
         each with `protocol`, `client` (its id), `address`, `language`, `version` and `since_ms`, since 1970; `queues`,
         each with `topic`, `queue_id`, `shard`, `member` (its owner or None), `number`, `revoking`, `locked_by` (the id
-        of the client of RocketMQ that has locked it, or None) and `lock_age_s` since the lock was renewed, `committed`
-        (None: no offset), `max_offset`, `lag` and `lag_s`.
+        of the client of RocketMQ that has locked it, or None) and `lock_age_s` since the lock was renewed, `leased`,
+        `waiting` and `next` (of workers: messages that they have, messages that wait for their next delivery, and the
+        first offset that was never leased; else None), `committed` (None: no offset), `max_offset`, `lag` and `lag_s`.
 
         Raises:
             Rejected: the group does not exist.

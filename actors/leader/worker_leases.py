@@ -24,7 +24,7 @@ from raymq.store.groups.leases.requests import (
 )
 from raymq.store.records.requests import AppendedRows
 from raymq.store.services.leased_records import read_leased
-from raymq.store.services.leases import LeaseDecision, LeaseService
+from raymq.store.services.leases import LeaseDecision, LeaseService, QueueLeases
 from raymq.store.services.retry import queue_of
 from raymq.store.state.features import LEASES_LEVEL
 from raymq.store.state.topics import QueueKey, retry_topic
@@ -302,6 +302,12 @@ class WorkerLeases:
         else:
             self._leader.await_promise(AppendedRows.up_to(self._store.log.end))
             self._leader.await_check()
+
+    def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
+        """See `LeaseService.describe`."""
+        found = self._service.describe(group)
+        self._await(None)
+        return found
 
     # --- what time ends ---------------------------------------------------------------------------
 

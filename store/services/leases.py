@@ -109,6 +109,19 @@ class _Waiting:
     error: Exception | None = None
 
 
+class QueueLeases(NamedTuple):
+    """How a group of workers stands in one queue."""
+
+    #: everything below is settled
+    low: int
+    #: the first offset that was never leased
+    next: int
+    #: messages that workers have
+    leased: int
+    #: messages that wait for their next delivery
+    waiting: int
+
+
 class LeaseService:
     """Leases of the groups of workers on one shard, while it leads. Threads: any may call."""
 
@@ -215,6 +228,19 @@ class LeaseService:
     def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
         """Let a group go on elsewhere in a queue. All of its leases there end."""
         return self._decide(group, lambda machine, now_ms: machine.reset(key, offset))
+
+    def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
+        """How a group stands in each queue that its workers have leased messages of."""
+        found: dict[QueueKey, QueueLeases] = {}
+
+        def look() -> list[tuple[str, bytes]]:
+            for key, each in self._store.leases.group(group).queues.items():
+                waiting = len(each.unsettled()) - each.open_count
+                found[key] = QueueLeases(each.low, each.next, each.open_count, waiting)
+            return []
+
+        self._store.inner_put.put_decided(look)
+        return found
 
     def forget_idle(self) -> None:
         """Forget sessions that hold nothing and were not used for an hour."""

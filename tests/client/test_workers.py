@@ -411,3 +411,16 @@ def test_a_batch_of_asynchronous_workers(served: ServedCluster) -> None:
 
     asyncio.run(work())
     assert committed(served)[0] == 10
+
+
+def test_an_operator_sees_what_workers_have(served: ServedCluster, make: Make) -> None:
+    put(served, 5, queue_id=0)
+    workers = make(prefetch=0, backoff=(60,))
+    take(workers)
+    take(workers).nack()
+    assert served.cluster.groups()["g"]["kind"] == "workers"
+    facts = served.cluster.describe_group("g")
+    assert facts["kind"] == "workers"
+    shown = [each for each in facts["queues"] if (each["topic"], each["queue_id"]) == ("t", 0)]
+    (queue,) = shown
+    assert (queue["leased"], queue["waiting"], queue["next"], queue["committed"]) == (1, 1, 2, 0)

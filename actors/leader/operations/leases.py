@@ -69,6 +69,17 @@ def extend_leases(
     return {"granted_ms": {str(number): left_ms for number, left_ms in answer.granted_ms.items()}}
 
 
+def group_leases(leader: LeaderScope, group: str) -> dict[str, object]:
+    """How a group of workers stands in the queues of this shard: low mark, first offset that was never leased, messages
+    that are leased, and those that wait for their next delivery.
+    """
+    check_group_name(group)
+    found: dict[str, dict[str, list[int]]] = {}
+    for (topic, queue_id), each in leader.leases.describe(group).items():
+        found.setdefault(topic, {})[str(queue_id)] = list(each)
+    return {"queues": found}
+
+
 def _shared(options: LeaseOptions | None, wanted: MessageSelector | None) -> SharedOptions | None:
     return None if options is None else SharedOptions(options, wanted)
 
@@ -88,4 +99,5 @@ OPERATIONS = {
         message=optional(check_message),
         **_SHARED,
     ),
+    "group_leases": operation(group_leases, group=call_arguments.check_name),
 }
