@@ -140,16 +140,20 @@ class WorkerLeases:
                 self._service.configure(call.group, call.options)
 
     def _decide(self, call: LeaseCall, keys: Sequence[QueueKey]) -> LeaseDecision:
-        """Decide once. The records are on their way to the disk afterwards."""
+        """Decide once."""
         self._watch.reach(keys)
         asked = LeaseRequest(call.session, call.request, call.max_records, call.options.lease_ms)
-        with self._publishing():
-            return self._service.lease(
-                *(call.group, asked, keys),
-                start=call.start,
-                selector=call.selector,
-                max_bytes=call.max_bytes,
-            )
+        end = self._store.log.end
+        decision = self._service.lease(
+            *(call.group, asked, keys),
+            start=call.start,
+            selector=call.selector,
+            max_bytes=call.max_bytes,
+        )
+        if _is_empty(decision) and self._store.log.end != end:
+            # No answer waits for it.
+            self._leader.publish(AppendedRows.up_to(self._store.log.end))
+        return decision
 
     def _wait(
         self, call: LeaseCall, keys: Sequence[QueueKey], is_left: Callable[[], bool]

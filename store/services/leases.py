@@ -36,6 +36,7 @@ from raymq.store.groups.leases.packing import pack
 from raymq.store.groups.leases.requests import (
     NO_SESSION,
     Copy,
+    LeaseAnswer,
     LeaseRequest,
     Offer,
     SettleItem,
@@ -68,7 +69,7 @@ ORDERS = ("", "key", "queue")
 #: messages whose keys are looked at together
 KEYS_READ_MAX = 1_000
 #: messages that were never leased, at which one request looks at least: others may take the first ones meanwhile
-LOOK_OFFSETS_MIN = 1_000
+LOOK_OFFSETS_MIN = 256
 #: how long one request looks for messages that a filter wants
 LOOK_MS = 50
 #: bytes of the messages of one lease
@@ -180,21 +181,49 @@ class LeaseService:
         ranges = {key: store.queue_range(*key) for key in queues}
         self._prepare(group, ranges, start)
         self._read_keys(group)
-        columns = store.leases.group(group).queues
         has_keys = self._options.get(group, LeaseOptions()).order == "key"
         wanted = Wanted(request.max_records, max_bytes, selector, has_keys)
-        looked = {key: self._look(key, columns[key].next, ranges[key][1], wanted) for key in queues}
+        most = 2 * request.max_records
+        decision, is_whole = self._lease_from(group, request, ranges, wanted, most)
+        answer = decision.plan.answer
+        if isinstance(answer, LeaseAnswer) and not answer.number and not is_whole and most:
+            # What the first queues have may be taken by now, or has to wait.
+            decision, _ = self._lease_from(group, request, ranges, wanted, None)
+        return decision
+
+    def _lease_from(
+        self,
+        group: str,
+        request: LeaseRequest,
+        ranges: dict[QueueKey, tuple[int, int]],
+        wanted: Wanted,
+        most: int | None,
+    ) -> tuple[LeaseDecision, bool]:
+        """Lease messages. Returns: the decision, and whether all queues were looked at.
+
+        Args: `most`: queues are not looked at beyond so many messages; None: all are looked at.
+        """
+        columns = self._store.leases.group(group).queues
+        looked: list[Offer] = []
+        is_whole = True
+
+        for key, (_, end) in ranges.items():
+            offered = sum(each.stop - each.first for each in looked)
+            # What comes again is offered of all queues.
+            is_needed = most is None or offered < most
+            is_whole &= is_needed
+            looked.append(self._look(key, columns[key].next, end if is_needed else 0, wanted))
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
-            for key in queues:
+            for key in ranges:
                 self._check_queue(group, key)
             offers = [
-                each._replace(due=machine.due(key, request.max_records, now_ms))
-                for key, each in looked.items()
+                each._replace(due=machine.due(each.key, request.max_records, now_ms))
+                for each in looked
             ]
             return machine.lease(request, offers, now_ms)
 
-        return self._decide(group, decide)
+        return self._decide(group, decide), is_whole
 
     def settle(self, group: str, request: SettleRequest) -> LeaseDecision:
         """Settle leased messages. Raises: Rejected for too many rejected messages; as `InnerPut.put_groups`."""
