@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raymq.actors.api.call_arguments import check_integer, check_known
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.operations import call_leader
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.api.status_rows import LeadingRow
@@ -49,6 +50,7 @@ from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
 from .queue_claims import QueueClaims
 from .transactions import Transactions
+from .worker_leases import WorkerLeases
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -125,6 +127,8 @@ class Leader(ReplicaRole):
         self.claims = QueueClaims(self, parts.clock)
         #: the consumer groups that this shard coordinates
         self.groups = GroupService(self, parts.clock, self.claims)
+        #: messages of this shard that workers have
+        self.leases = WorkerLeases(self, parts.clock, self._dispatcher, shard=parts.identity.shard)
         #: the half messages of this shard
         self.transactions = Transactions(
             parts,
@@ -180,6 +184,7 @@ class Leader(ReplicaRole):
         """See `ReplicaRole.upkeep`."""
         self._disk_losses.step()
         self.transactions.step()
+        self.leases.step()
 
     def loops(self) -> dict[str, Body]:
         """See `ReplicaRole.loops`."""
@@ -414,6 +419,15 @@ class Leader(ReplicaRole):
             fault = f"topic {topic} is being deleted; ask again"
             raise Unavailable(fault, field="topic")
         return error
+
+    def lease(self, call: LeaseCall, is_left: Callable[[], bool]) -> LeasedMessages:
+        """See `WorkerLeases.lease`."""
+        self._check_leads()
+        try:
+            return self.leases.lease(call, is_left)
+        except OSError as error:
+            # The record could not be appended, or a message not be read.
+            raise Unavailable(f"lease: {error}", field="store") from error
 
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """See `ReplicaRole.call`. `operations.scope.LeaderScope` is this leader."""

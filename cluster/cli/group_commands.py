@@ -56,6 +56,10 @@ def _described(
             owner += ", which releases it"
         if queue["locked_by"] is not None:
             owner = f"locked by {queue['locked_by']}, renewed {queue['lock_age_s']:.0f} s ago"
+        if queue["leased"] is not None:
+            owner = (
+                f"workers, {queue['leased']} leased, {queue['waiting']} wait to be delivered again"
+            )
         lines.append(f"  {_queue(queue)}: {owner}, {_progress(queue)}")
     return facts, lines
 

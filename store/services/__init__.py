@@ -10,6 +10,7 @@ write_decisions     which staged rows a write consists of: the first decision of
 decision_body       a decision as the body of its record
 resolutions         the outcomes of half messages
 leases              workers that share the messages of queues
+leased_records      the messages that a worker has leased
 retry               send-back of consumers, and the dead letter queue
 stored_message      one stored message, to be put again with changes
 """

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
+from raymq.store.base.errors import (
+    Bug,
+    Corrupt,
+    OffsetOutOfRange,
+    RayMQError,
+    Rejected,
+    Unavailable,
+)
 from raymq.store.base.format import RETRY_PREFIX
 from raymq.store.groups.claims import Claim
 from raymq.store.groups.leases.entries import LeaseEntry, SettleOutcome, TimeEntry
@@ -25,11 +33,22 @@ from raymq.store.groups.leases.lease_table import LEASE, SETTLE
 from raymq.store.groups.leases.offsets import NO_OFFSETS, OffsetColumn
 from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX, LeaseOptions
 from raymq.store.groups.leases.packing import pack_checked
-from raymq.store.groups.leases.requests import Copy, LeaseRequest, Offer, SettleRequest
+from raymq.store.groups.leases.requests import (
+    NO_SESSION,
+    Copy,
+    LeaseAnswer,
+    LeaseRequest,
+    Offer,
+    SettleItem,
+    SettleRequest,
+)
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.put.inner_put import RecordGroup
 from raymq.store.put.service_host import ServiceHost
-from raymq.store.records.requests import AppendedRows
+from raymq.store.queues.expression_filter import expression_filter
+from raymq.store.queues.message_filter import LookLimit
+from raymq.store.queues.raw_records import decode_records
+from raymq.store.records.requests import AppendedRows, MessageSelector
 from raymq.store.state.features import LEASES_LEVEL
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
 
@@ -43,13 +62,18 @@ SERVICE = "leases"
 #: properties of a dead letter: why it is one, and the session that had it last
 DEAD_REASON, DEAD_HOLDER = "DLQ_REASON", "DLQ_HOLDER"
 
-
 #: properties with a message's key, as text or in base64: a key has one of these forms
 KEY_PROPERTIES = ("__SHARDINGKEY", "__KEY_B64")
 #: orders of a group's messages
 ORDERS = ("", "key", "queue")
 #: messages whose keys are looked at together
 KEYS_READ_MAX = 1_000
+#: messages that were never leased, at which one request looks at least: others may take the first ones meanwhile
+LOOK_OFFSETS_MIN = 256
+#: how long one request looks for messages that a filter wants
+LOOK_MS = 50
+#: bytes of the messages of one lease
+LEASED_BYTES_MAX = 4 << 20
 
 
 class LeaseDecision(NamedTuple):
@@ -58,6 +82,45 @@ class LeaseDecision(NamedTuple):
     plan: LeasePlan
     #: None: it needed no record
     appended: AppendedRows | None
+    #: when a message may be leased again, on the clock of the store; None: no time makes one due
+    next_ms: int | None = None
+
+
+class Wanted(NamedTuple):
+    """How much of a queue a request looks at, and for what."""
+
+    max_records: int
+    max_bytes: int
+    #: None: all messages
+    selector: MessageSelector | None
+    #: the keys of messages count
+    has_keys: bool
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A call that waits to be decided."""
+
+    group: str
+    call: Callable[[LeaseMachine, int], LeasePlan]
+    woken: threading.Event = field(default_factory=threading.Event)
+    #: its thread decides all that wait
+    leads: bool = False
+    decision: LeaseDecision | None = None
+    error: Exception | None = None
+
+
+class QueueLeases(NamedTuple):
+    """How a group of workers stands in one queue."""
+
+    #: everything below is settled
+    low: int
+    #: the first offset that was never leased
+    next: int
+    #: messages that workers have
+    leased: int
+    #: messages that wait for their next delivery
+    waiting: int
 
 
 class LeaseService:
@@ -69,6 +132,11 @@ class LeaseService:
         self._options: dict[str, LeaseOptions] = {}
         #: by group; made from the state when the group is used first
         self._machines: dict[str, LeaseMachine] = {}
+        #: guards the fields below
+        self._gather_lock = threading.Lock()
+        #: calls that wait to be decided
+        self._gathered: list[_Waiting] = []
+        self._is_deciding = False
 
     def activate(self) -> None:
         """Begin to lead: every lease gets its whole time again. Callers: before any other call of this leadership."""
@@ -98,10 +166,14 @@ class LeaseService:
         queues: Sequence[QueueKey],
         *,
         start: str = "earliest",
+        selector: MessageSelector | None = None,
+        max_bytes: int = LEASED_BYTES_MAX,
     ) -> LeaseDecision:
         """Lease messages of some queues of this shard.
 
-        Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset.
+        Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset. `selector`: only
+        these messages; the others are settled. `max_bytes`: of messages that are leased for the first time, at least
+        one of each queue.
         Raises: Rejected for a topic that does not exist, and for a queue that a member has claimed. Otherwise as
         `InnerPut.put_groups`.
         """
@@ -109,21 +181,49 @@ class LeaseService:
         ranges = {key: store.queue_range(*key) for key in queues}
         self._prepare(group, ranges, start)
         self._read_keys(group)
-        columns = store.leases.group(group).queues
         has_keys = self._options.get(group, LeaseOptions()).order == "key"
-        looked = {
-            key: self._look(key, columns[key].next, ranges[key][1], has_keys=has_keys)
-            for key in queues
-        }
+        wanted = Wanted(request.max_records, max_bytes, selector, has_keys)
+        most = 2 * request.max_records
+        decision, is_whole = self._lease_from(group, request, ranges, wanted, most)
+        answer = decision.plan.answer
+        if isinstance(answer, LeaseAnswer) and not answer.number and not is_whole and most:
+            # What the first queues have may be taken by now, or has to wait.
+            decision, _ = self._lease_from(group, request, ranges, wanted, None)
+        return decision
+
+    def _lease_from(
+        self,
+        group: str,
+        request: LeaseRequest,
+        ranges: dict[QueueKey, tuple[int, int]],
+        wanted: Wanted,
+        most: int | None,
+    ) -> tuple[LeaseDecision, bool]:
+        """Lease messages. Returns: the decision, and whether all queues were looked at.
+
+        Args: `most`: queues are not looked at beyond so many messages; None: all are looked at.
+        """
+        columns = self._store.leases.group(group).queues
+        looked: list[Offer] = []
+        is_whole = True
+
+        for key, (_, end) in ranges.items():
+            offered = sum(each.stop - each.first for each in looked)
+            # What comes again is offered of all queues.
+            is_needed = most is None or offered < most
+            is_whole &= is_needed
+            looked.append(self._look(key, columns[key].next, end if is_needed else 0, wanted))
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            for key in ranges:
+                self._check_queue(group, key)
             offers = [
-                each._replace(due=machine.due(key, request.max_records, now_ms))
-                for key, each in looked.items()
+                each._replace(due=machine.due(each.key, request.max_records, now_ms))
+                for each in looked
             ]
             return machine.lease(request, offers, now_ms)
 
-        return self._decide(group, decide)
+        return self._decide(group, decide), is_whole
 
     def settle(self, group: str, request: SettleRequest) -> LeaseDecision:
         """Settle leased messages. Raises: Rejected for too many rejected messages; as `InnerPut.put_groups`."""
@@ -147,9 +247,29 @@ class LeaseService:
             ),
         )
 
+    def give_back(
+        self, group: str, number: int, key: QueueKey, offsets: OffsetColumn
+    ) -> LeaseDecision:
+        """Take messages of a lease back that its worker did not get: this attempt does not count."""
+        item = SettleItem(number, key, offsets, SettleOutcome.RETURNED)
+        return self.settle(group, SettleRequest(NO_SESSION, 0, [item]))
+
     def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
         """Let a group go on elsewhere in a queue. All of its leases there end."""
         return self._decide(group, lambda machine, now_ms: machine.reset(key, offset))
+
+    def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
+        """How a group stands in each queue that its workers have leased messages of."""
+        found: dict[QueueKey, QueueLeases] = {}
+
+        def look() -> list[tuple[str, bytes]]:
+            for key, each in self._store.leases.group(group).queues.items():
+                waiting = len(each.unsettled()) - each.open_count
+                found[key] = QueueLeases(each.low, each.next, each.open_count, waiting)
+            return []
+
+        self._store.inner_put.put_decided(look)
+        return found
 
     def forget_idle(self) -> None:
         """Forget sessions that hold nothing and were not used for an hour."""
@@ -164,6 +284,9 @@ class LeaseService:
         store.note_feature_level(LEASES_LEVEL)
         for target in (dlq_topic(group), retry_topic(group)):
             queue_of(store, target, self._shard)
+        columns = store.leases.group(group).queues
+        if all(key in columns and columns[key].low >= first for key, (first, _) in ranges.items()):
+            return
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
             plan = LeasePlan()
@@ -187,20 +310,70 @@ class LeaseService:
         if held:
             raise _belongs(group, topic, queue_id, held[queue_id])
 
-    def _look(self, key: QueueKey, first: int, end: int, *, has_keys: bool) -> Offer:
+    def _look(self, key: QueueKey, first: int, end: int, wanted: Wanted) -> Offer:
         """What of a queue was never leased, with what the machine needs to know of these messages."""
-        stop = max(first, min(end, first + LEASE_OFFSETS_MAX))
-        is_retry = key[0].startswith(RETRY_PREFIX)
-        if first == stop or not (is_retry or has_keys):
+        ahead = min(LEASE_OFFSETS_MAX, max(LOOK_OFFSETS_MIN, 2 * wanted.max_records))
+        stop = max(first, min(end, first + ahead))
+        if first == stop:
             return Offer(key, NO_OFFSETS, first, stop)
+
+        matches = None
+        is_retry = key[0].startswith(RETRY_PREFIX)
+        if wanted.selector is not None and not is_retry:
+            # Messages of the retry topic matched before.
+            matches = self._matching(key, first, wanted, wanted.selector)
+            stop = first + len(matches)
+        else:
+            stop = self._within_bytes(key, first, stop, wanted.max_bytes)
+        if first == stop or not (is_retry or wanted.has_keys):
+            return Offer(key, NO_OFFSETS, first, stop, matches=matches)
 
         found = self._read(key, first, stop)
         stop = first + len(found)
         tries = np.array([0 if each is None else each.reconsume_times for each in found], np.uint16)
-        slots = slots_of(list(map(_key_of, found))) if has_keys else None
         return Offer(
-            key, NO_OFFSETS, first, stop, slots=slots, attempts=tries if is_retry else None
+            *(key, NO_OFFSETS, first, stop),
+            matches=None if matches is None else matches[: len(found)],
+            slots=slots_of(list(map(_key_of, found))) if wanted.has_keys else None,
+            attempts=tries if is_retry else None,
         )
+
+    def _within_bytes(self, key: QueueKey, first: int, stop: int, max_bytes: int) -> int:
+        """The offset before which messages of a queue have so many bytes, after at least one."""
+        try:
+            units = self._store.consume_queues.get(*key).read(first, stop - first)
+        except (Corrupt, OffsetOutOfRange):
+            # The worker that leases them hears of it.
+            return stop
+        ends = units["size"].cumsum(dtype=np.int64)
+        return min(stop, first + max(1, int(ends.searchsorted(max_bytes, side="right"))))
+
+    def _matching(
+        self, key: QueueKey, first: int, wanted: Wanted, selector: MessageSelector
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the next messages of a queue a filter wants, as far as one request looks."""
+        clock = self._store.clock
+        over_ms = clock.monotonic_ms() + LOOK_MS
+        look = LookLimit(LEASE_OFFSETS_MAX, lambda: clock.monotonic_ms() >= over_ms)
+        try:
+            found = self._store.fetch(
+                *(*key, first),
+                max_bytes=wanted.max_bytes,
+                max_records=wanted.max_records,
+                wanted=expression_filter(*selector),
+                look=look,
+            )
+        except Corrupt:
+            # Nothing is known of it: a worker gets it, and hears of the damage.
+            return np.ones(1, np.bool_)
+        except OffsetOutOfRange:
+            return np.zeros(0, np.bool_)
+
+        matches = np.zeros(found.next_offset - first, np.bool_)
+        if found.records is not None and len(found.records):
+            rows = decode_records(found.records, columns=("queue_offset",))
+            matches[rows.column("queue_offset").to_numpy() - first] = True
+        return matches
 
     def _read(self, key: QueueKey, first: int, stop: int) -> list[StoredMessage | None]:
         """Some messages of a queue that follow each other, the first ones; None: one cannot be read."""
@@ -257,29 +430,79 @@ class LeaseService:
         return machine
 
     def _decide(self, group: str, call: Callable[[LeaseMachine, int], LeasePlan]) -> LeaseDecision:
-        """Decide, and append what the decision needs."""
-        made: list[tuple[LeaseMachine, LeasePlan, int]] = []
+        """Decide, and append what the decision needs.
 
-        def decide() -> list[RecordGroup]:
+        Calls that wait for the put lock are decided together, by one thread: with many workers, handing the lock from
+        thread to thread would cost more than all decisions.
+        """
+        mine = _Waiting(group, call)
+        with self._gather_lock:
+            self._gathered.append(mine)
+            mine.leads = not self._is_deciding
+            self._is_deciding = True
+        if not mine.leads:
+            mine.woken.wait()
+        if mine.leads:
+            self._decide_gathered()
+
+        if mine.error is not None:
+            raise mine.error
+        if mine.decision is None:
+            raise Bug("a call of leases was not decided")
+        return mine.decision
+
+    def _decide_gathered(self) -> None:
+        """Decide all calls that wait by now, and let the first one of those that come meanwhile lead the next round."""
+        with self._gather_lock:
+            calls, self._gathered = self._gathered, []
+        try:
+            self._store.inner_put.put_groups(SERVICE, lambda: self._decide_each(calls))
+        except Exception as error:
+            # Those after the one that failed are repeated by their callers.
+            for each in calls:
+                if each.decision is None and each.error is None:
+                    each.error = error
+        finally:
+            with self._gather_lock:
+                self._is_deciding = bool(self._gathered)
+                if self._gathered:
+                    self._gathered[0].leads = True
+                    self._gathered[0].woken.set()
+            for each in calls:
+                each.woken.set()
+
+    def _decide_each(self, calls: Sequence[_Waiting]) -> Iterator[RecordGroup]:
+        """The records of calls, one after the other. Has the put lock."""
+        for each in calls:
             now_ms = self._store.clock.monotonic_ms()
-            machine = self._machine(group)
-            machine.copies_max = COPIES_MAX
-            while True:
-                plan = call(machine, now_ms)
-                groups = [self._records_of(group, each) for each in plan.groups]
-                if machine.copies_max == 1 or not any(map(self._is_large, groups)):
-                    break
-                # A plan changes nothing: one with fewer copies takes its place.
-                machine.copies_max //= 2
-            made.append((machine, plan, now_ms))
-            return groups
-
-        def note() -> None:
-            machine, plan, now_ms = made[-1]
+            try:
+                machine = self._machine(each.group)
+                plan, groups = self._plan(each.group, machine, each.call, now_ms)
+            except RayMQError as error:
+                each.error = error
+                continue
+            yield from groups
+            # All are applied.
             machine.note(plan, now_ms)
+            appended = AppendedRows.up_to(self._store.log.end) if groups else None
+            each.decision = LeaseDecision(plan, appended, machine.next_ms())
 
-        appended = self._store.inner_put.put_groups(SERVICE, decide, then=note)
-        return LeaseDecision(made[-1][1], appended)
+    def _plan(
+        self,
+        group: str,
+        machine: LeaseMachine,
+        call: Callable[[LeaseMachine, int], LeasePlan],
+        now_ms: int,
+    ) -> tuple[LeasePlan, list[RecordGroup]]:
+        """A decision with its records. Has the put lock."""
+        machine.copies_max = COPIES_MAX
+        while True:
+            plan = call(machine, now_ms)
+            groups = [self._records_of(group, each) for each in plan.groups]
+            if machine.copies_max == 1 or not any(map(self._is_large, groups)):
+                return plan, groups
+            # A plan changes nothing: one with fewer copies takes its place.
+            machine.copies_max //= 2
 
     def _is_large(self, group: RecordGroup) -> bool:
         """Whether other puts would wait too long for the copies of a group."""

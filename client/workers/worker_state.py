@@ -1,0 +1,116 @@
+"""What the program and the threads of one `Workers` share."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from raymq.store.base.errors import RayMQError
+from raymq.store.groups.leases.options import LEASE_OFFSETS_MAX
+
+from .held import HeldPart
+
+
+@dataclass
+class WorkerState:
+    """`lock` guards all of it. `changed` wakes the threads, `arrived` the program; both have this lock."""
+
+    prefetch: int
+    max_in_flight: int
+    #: "wait": a settlement returns when it is durable. "pipelined": it returns a future
+    settle_mode: str = "wait"
+    #: the collector may end workers in a thread that has it
+    lock: Any = field(default_factory=threading.RLock)
+    #: leased messages that wait for the program, in the order of their arrival
+    ready: deque[HeldPart] = field(default_factory=deque)
+    #: how many messages they are
+    ready_count: int = 0
+    #: messages that calls of the program wait for
+    awaited: int = 0
+    #: messages to lease ahead of the program
+    ahead: int = 0
+    #: what the program has to hear of once: messages that cannot be read
+    faults: deque[RayMQError] = field(default_factory=deque)
+    #: shard -> (when it became unreachable, in ms; why)
+    down: dict[int, tuple[int, RayMQError]] = field(default_factory=dict)
+    #: why nothing can be leased at all
+    fatal_error: RayMQError | None = None
+    closed: bool = False
+    #: also called when messages arrive, on any thread. It must not block
+    listener: Callable[[], None] | None = None
+    #: called by threads now and then, to look for queues on further shards. It must not block
+    look_for_queues: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
+        self.arrived = threading.Condition(self.lock)
+
+    def want(self, most: int) -> None:
+        """A call of the program wants so many messages. Needs the lock."""
+        self.awaited += most
+        self.ahead = min(self.prefetch * most, LEASE_OFFSETS_MAX)
+        if self.missing:
+            self.changed.notify_all()
+
+    def want_no_more(self, most: int) -> None:
+        """A call of the program has ended. Needs the lock."""
+        self.awaited -= most
+
+    def take_one(self, part: HeldPart) -> int:
+        """Let the program have the first message of the first part. Needs the lock. Returns: its place in the part."""
+        row = part.at
+        part.at += 1
+        self._note_taken(part, 1)
+        return row
+
+    def take_many(self, part: HeldPart, most: int) -> HeldPart:
+        """Let the program have the first messages of the first part. Needs the lock."""
+        taken = part.split(min(most, part.count))
+        self._note_taken(part, len(taken.offsets))
+        return taken
+
+    def _note_taken(self, part: HeldPart, count: int) -> None:
+        self.ready_count -= count
+        if not part.count:
+            self.ready.popleft()
+        if self.missing:
+            self.changed.notify_all()
+
+    def first_held(self, now_ms: int) -> HeldPart | None:
+        """The first messages that are still held; None: there are none. Needs the lock."""
+        while self.ready:
+            part = self.ready[0]
+            if not part.lease.is_lost and now_ms < part.lease.until_ms:
+                return part
+            # Others may have them.
+            self.ready.popleft()
+            self.ready_count -= part.count
+            self.changed.notify_all()
+        return None
+
+    @property
+    def missing(self) -> int:
+        """How many more messages to lease. Needs the lock."""
+        wanted = min(self.awaited + self.ahead, self.max_in_flight, LEASE_OFFSETS_MAX)
+        return max(0, wanted - self.ready_count)
+
+    def add(self, part: HeldPart) -> None:
+        """Let the program have messages. Needs the lock."""
+        self.ready.append(part)
+        self.ready_count += part.count
+        self.arrived.notify(part.count)
+        self._call_listener()
+
+    def report(self, *, is_over: bool = False) -> None:
+        """Let all calls of the program look again. Needs the lock. Args: `is_over`: the threads, too."""
+        self.arrived.notify_all()
+        if is_over:
+            self.changed.notify_all()
+        self._call_listener()
+
+    def _call_listener(self) -> None:
+        if self.listener is not None:
+            self.listener()
