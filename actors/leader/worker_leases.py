@@ -23,8 +23,9 @@ from raymq.store.groups.leases.requests import (
     SettleRequest,
 )
 from raymq.store.records.requests import AppendedRows
+from raymq.store.services.lease_decisions import LeaseDecision
 from raymq.store.services.leased_records import read_leased
-from raymq.store.services.leases import LeaseDecision, LeaseService, QueueLeases
+from raymq.store.services.leases import LeaseService, QueueLeases
 from raymq.store.services.retry import queue_of
 from raymq.store.state.features import LEASES_LEVEL
 from raymq.store.state.topics import QueueKey, retry_topic

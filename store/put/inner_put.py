@@ -35,8 +35,8 @@ class RecordGroup(NamedTuple):
 
     #: kind and body of each
     records: Sequence[tuple[str, bytes]]
-    #: they come before the records
-    messages: Sequence[InnerMessage] = ()
+    #: they come before the records. Encoded ones are not used again
+    messages: Sequence[InnerMessage | EncodedInner] = ()
 
 
 class InnerPut:
@@ -116,7 +116,10 @@ class InnerPut:
 
         self._check_open()
         host = self._log.store_host
-        encoded = [EncodedInner(message, store_host=host) for message in group.messages]
+        encoded = [
+            each if isinstance(each, EncodedInner) else EncodedInner(each, store_host=host)
+            for each in group.messages
+        ]
         records = [self._records.encode_state_record(*each) for each in group.records]
         progress = ServiceProgress(service, {})
         head = ProgressRecord(progress, now_ms=self._clock.now_ms(), store_host=host)

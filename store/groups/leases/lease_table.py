@@ -53,6 +53,10 @@ class LeaseTable:
         """What a group has, or what `coming` gave for it."""
         return self.groups.get(name) or self._coming.get(name)
 
+    def forget_coming(self, name: str) -> None:
+        """Forget a group of which there is no record. Machines that know it are not used any more."""
+        self._coming.pop(name, None)
+
     def apply_packed(self, body: bytes) -> dict[tuple[str, str], dict[int, int]]:
         """Account for one record. Returns: (group, topic) -> queue -> low mark, of those that have moved.
 
