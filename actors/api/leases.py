@@ -362,3 +362,11 @@ def check_message(name: str, value: Any) -> tuple[int, QueueKey, int]:
     number, topic, queue_id, offset = value
     key = check_name(name, topic), check_integer(name, queue_id, 0, QUEUES_MAX - 1)
     return check_integer(name, number, 1), key, check_integer(name, offset)
+
+
+def check_numbers(name: str, value: Any) -> list[int]:
+    """Numbers of leases. Raises: Rejected for other values."""
+    if type(value) is not list or len(value) > ITEMS_MAX:
+        advice = f"give a list of at most {ITEMS_MAX} numbers"
+        raise wrong_value(name, value, advice, ITEMS_MAX)
+    return [check_integer(name, each, 1) for each in value]

@@ -488,9 +488,13 @@ class Leader(ReplicaRole):
 
     def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of an operation's record is kept. Raises: DeliveryUnknown."""
+        self.begin_promise(appended).wait(OPERATION_TIMEOUT_S)
+
+    def begin_promise(self, appended: AppendedRows) -> PutTicket:
+        """Let the satellites work on an append. Returns: what ends when the promise of its record is kept."""
         ticket = PutTicket()
         notify_all_done(self.acks.report_appended([AppendedPut(ticket, appended, "quorum")]))
-        ticket.wait(OPERATION_TIMEOUT_S)
+        return ticket
 
     # --- status -----------------------------------------------------------------------------------
 

@@ -38,6 +38,11 @@ class WorkerOptions:
     def __init__(self) -> None:
         self._uses: dict[str, _GroupUse] = {}
 
+    @property
+    def groups(self) -> set[str]:
+        """The groups of these workers."""
+        return set(self._uses)
+
     def note(self, call: LeaseCall, now_ms: int) -> bool:
         """Take a call into account. Returns: whether the group has other options than before.
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from raymq.actors.api.call_arguments import check_known
 from raymq.actors.api.leases import LeaseCall, LeasedMessages, LeasedQueue
+from raymq.actors.api.shard_api import PutTicket
 from raymq.store.base.clock import Clock
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.failpoints import fail_point
 from raymq.store.groups.leases.requests import (
     ExtendAnswer,
@@ -35,6 +36,8 @@ from .lease_options import SharedOptions, WorkerOptions
 
 #: how soon a request that waits notices that its worker has left
 LEFT_CHECK_MS = 250
+#: how long the record of an answer waits for its promise
+PROMISE_TIMEOUT_S = 60.0
 #: how often sessions that hold nothing are looked for
 FORGET_EVERY_MS = 600_000
 
@@ -49,17 +52,27 @@ class QueueWatch(Protocol):
     def reach(self, queues: Iterable[QueueKey]) -> None: ...
 
 
+class LeaseHost(GroupHost, Protocol):
+    """What leases need of their leader."""
+
+    def begin_promise(self, appended: AppendedRows) -> PutTicket: ...
+
+
 class WorkerLeases:
     """Decides by `LeaseService`, and lets answers wait for its records. Threads: any may call."""
 
-    def __init__(self, leader: GroupHost, clock: Clock, watch: QueueWatch, *, shard: int) -> None:
+    def __init__(self, leader: LeaseHost, clock: Clock, watch: QueueWatch, *, shard: int) -> None:
         self._leader = leader
         self._store = leader.store
         self._clock = clock
         self._watch = watch
         self._shard = shard
-        # With the first use of a group by this leader, its leases get their whole time again.
         self._service = LeaseService(leader.store, shard=shard)
+        self._is_active = False
+        #: guards the field below
+        self._promise_lock = threading.Lock()
+        #: the newest end that an answer waits for. Calls that were decided together wait for the same one
+        self._promise: tuple[int, PutTicket] | None = None
         #: guards the fields below
         self._lock = threading.Lock()
         self._options = WorkerOptions()
@@ -67,6 +80,15 @@ class WorkerLeases:
         self._waiting: dict[str, set[Callable[[], None]]] = {}
         self._turn = 0
         self._forget_ms = clock.monotonic_ms() + FORGET_EVERY_MS
+        self._activate()
+
+    def _activate(self) -> None:
+        """Let the leases of before this leadership begin their whole time again. A store that takes no writes yet does
+        it later.
+        """
+        with contextlib.suppress(Unavailable):
+            self._service.activate()
+            self._is_active = True
 
     # --- leases -----------------------------------------------------------------------------------
 
@@ -93,9 +115,11 @@ class WorkerLeases:
             )
         if not answer.number:
             return LeasedMessages(call.request)
+        # The messages are read while the record becomes durable.
+        ticket = None if decision.appended is None else self._begin_promise(decision.appended)
         found = self._read(call, answer)
         fail_point("leases.lease_appended")
-        self._await(decision.appended)
+        self._finish(ticket)
         return found
 
     def _keys(self, call: LeaseCall) -> list[QueueKey]:
@@ -268,11 +292,16 @@ class WorkerLeases:
         return answer
 
     def extend(
-        self, group: str, session: bytes, lease_ms: int | None, shared: SharedOptions | None
+        self,
+        group: str,
+        session: bytes,
+        lease_ms: int | None,
+        shared: SharedOptions | None,
+        numbers: Sequence[int] | None = None,
     ) -> ExtendAnswer:
-        """Give all leases of a session more time."""
+        """Give leases of a session more time. Args: `numbers`: of the leases; None: all."""
         self._note_use(group, session, shared)
-        return self._granted(self._service.extend(group, session, lease_ms))
+        return self._granted(self._service.extend(group, session, lease_ms, numbers))
 
     def extend_message(
         self,
@@ -302,8 +331,20 @@ class WorkerLeases:
 
     def _await(self, appended: AppendedRows | None) -> None:
         """Let an answer wait for everything that it rests on: its own record, or earlier ones and a check."""
-        if appended is not None:
-            self._leader.await_promise(appended)
+        self._finish(None if appended is None else self._begin_promise(appended))
+
+    def _begin_promise(self, appended: AppendedRows) -> PutTicket:
+        """Let a record become durable. Returns: what ends then."""
+        end = appended.end_offset
+        with self._promise_lock:
+            if self._promise is None or self._promise[0] != end:
+                self._promise = end, self._leader.begin_promise(appended)
+            return self._promise[1]
+
+    def _finish(self, ticket: PutTicket | None) -> None:
+        """Wait for the record of an answer. None: for earlier ones, and for a check that this replica still leads."""
+        if ticket is not None:
+            ticket.wait(PROMISE_TIMEOUT_S)
         else:
             self._leader.await_promise(AppendedRows.up_to(self._store.log.end))
             self._leader.await_check()
@@ -318,14 +359,17 @@ class WorkerLeases:
 
     def step(self) -> None:
         """Forget sessions that are over, now and then. Callers: one thread."""
+        if not self._is_active:
+            self._activate()
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._forget_ms:
             return
         self._forget_ms = now_ms + FORGET_EVERY_MS
         with self._lock:
             self._options.forget_silent(now_ms)
+            in_use = self._options.groups
         with self._publishing():
-            self._service.forget_idle()
+            self._service.forget_idle(in_use)
 
 
 def _is_empty(decision: LeaseDecision) -> bool:

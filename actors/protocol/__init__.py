@@ -100,8 +100,9 @@ A shard that is being added does not answer those that are about all shards: des
     halves_to_check(groups, max_records)                            {halves: [{offset, checks, record in base64}],
                                                                       next_ms}
     settle(group, session, settle, items, options, wanted)          {refused}: items and refused of api/leases.py
-    extend_leases(group, session, lease_ms, message, options, wanted)  {granted_ms: {lease: for how long the worker has
-                                                                      it}}; message: [lease, topic, queue, offset]
+    extend_leases(group, session, lease_ms, message, leases, options, wanted)  {granted_ms: {lease: for how long the
+                                                                      worker has it}}; message: [lease, topic, queue,
+                                                                      offset]; leases: numbers, without it all
     group_leases(group)                                             {queues: {topic: {queue_id: [low, next, leased,
                                                                       waiting]}}}
     find_coordinator(group)                                         {shard}; shard 0 answers

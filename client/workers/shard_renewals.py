@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
+from raymq.actors.api.leases import ITEMS_MAX
 from raymq.client.client_thread import ClientThread, join_at_close
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
@@ -74,7 +75,7 @@ class ShardRenewals:
                 logger.exception("the renewal of leases of shard %d", self._shard)
 
     def _renew(self) -> bool:
-        """Renew all leases of the session. Returns: whether the shard has answered."""
+        """Renew all leases that are held. Returns: whether the shard has answered."""
         with self._state.lock:
             held = dict(self._leases)
         if not held:
@@ -82,12 +83,17 @@ class ShardRenewals:
         sent_ms = self._clock.monotonic_ms()
         try:
             timeout_s = max(1.0, self._interval_s)
-            answer = self._routes.call(self._shard, "extend_leases", self._arguments, timeout_s)
+            granted_ms: dict[str, int] = {}
+            # By number: leases whose answer was lost are not held, and end.
+            numbers = list(held)
+            for at in range(0, len(numbers), ITEMS_MAX):
+                arguments = {**self._arguments, "leases": numbers[at : at + ITEMS_MAX]}
+                answer = self._routes.call(self._shard, "extend_leases", arguments, timeout_s)
+                granted_ms |= answer["granted_ms"]
         except RayMQError as error:
             logger.debug("leases of shard %d were not renewed: %s", self._shard, error)
             return False
 
-        granted_ms = answer["granted_ms"]
         with self._state.lock:
             for number, lease in held.items():
                 if str(number) in granted_ms:

@@ -13,6 +13,9 @@ from raymq.store.groups.leases.options import LEASE_OFFSETS_MAX
 
 from .held import HeldPart
 
+#: after so many calls of the program, what is leased ahead for calls at the same time begins to follow those of late
+CALLS_FOLLOWED = 16
+
 
 @dataclass
 class WorkerState:
@@ -32,6 +35,9 @@ class WorkerState:
     awaited: int = 0
     #: messages to lease ahead of the program
     ahead: int = 0
+    #: the most messages that calls of late wanted at the same time, and how many calls there were
+    awaited_of_late: int = 0
+    calls: int = 0
     #: what the program has to hear of once: messages that cannot be read
     faults: deque[RayMQError] = field(default_factory=deque)
     #: shard -> (when it became unreachable, in ms; why)
@@ -51,7 +57,12 @@ class WorkerState:
     def want(self, most: int) -> None:
         """A call of the program wants so many messages. Needs the lock."""
         self.awaited += most
-        self.ahead = min(self.prefetch * most, LEASE_OFFSETS_MAX)
+        self.calls += 1
+        if not self.calls % CALLS_FOLLOWED:
+            # Threads of late may have ended.
+            self.awaited_of_late -= self.awaited_of_late // 64 + 1
+        self.awaited_of_late = max(self.awaited_of_late, self.awaited)
+        self.ahead = min(self.prefetch * self.awaited_of_late, LEASE_OFFSETS_MAX)
         if self.missing:
             self.changed.notify_all()
 

@@ -71,8 +71,8 @@ class Workers(OpenClient):
         max_lease_s: seconds after its delivery beyond which a message is not held (default 43,200: 12 hours). It frees
             messages of a program that hangs.
         prefetch: takes ahead of the program (default 1, 0 to 1,000): for each message that `get` takes, or for each
-            batch of `get_batch`, so many more are leased before the next call. Each shard may lease as many. They are
-            renewed as well.
+            batch of `get_batch`, so many more are leased before the next call; for each thread, if several call at the
+            same time. Each shard may lease as many. They are renewed as well.
         max_in_flight: messages of the group that are leased and not settled, on each shard (default 10,000, 1 to
             1,000,000). Then only such are delivered that were delivered before.
         max_attempts: deliveries of a message, before it is a dead letter (default 16, 1 to 1,000); None: no limit.

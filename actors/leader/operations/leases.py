@@ -6,6 +6,7 @@ from raymq.actors.api import call_arguments
 from raymq.actors.api.leases import (
     check_items,
     check_message,
+    check_numbers,
     check_options,
     check_session,
     pack_refused,
@@ -49,19 +50,20 @@ def extend_leases(
     session: bytes,
     lease_ms: int | None = None,
     message: tuple[int, QueueKey, int] | None = None,
+    leases: list[int] | None = None,
     options: LeaseOptions | None = None,
     wanted: MessageSelector | None = None,
 ) -> dict[str, object]:
-    """Give all leases of a session more time, or one message of a lease.
+    """Give leases of a session more time, or one message of a lease.
 
-    Args: `lease_ms`: from now on; without it the length of each lease. Needed with `message`. `options`, `wanted`: as
-    of `settle`.
+    Args: `lease_ms`: from now on; without it the length of each lease. Needed with `message`. `leases`: without it all
+    of the session. `options`, `wanted`: as of `settle`.
     Returns: for how long the worker has each lease. Those that are missing are lost.
     """
     check_group_name(group)
     shared = _shared(options, wanted)
     if message is None:
-        answer = leader.leases.extend(group, session, lease_ms, shared)
+        answer = leader.leases.extend(group, session, lease_ms, shared, leases)
     elif lease_ms is None:
         raise Rejected("a message gets a time: give lease_ms", field="lease_ms", limit="ms")
     else:
@@ -97,6 +99,7 @@ OPERATIONS = {
         **_SESSION,
         lease_ms=optional(integer(*LEASE_MS)),
         message=optional(check_message),
+        leases=optional(check_numbers),
         **_SHARED,
     ),
     "group_leases": operation(group_leases, group=call_arguments.check_name),
