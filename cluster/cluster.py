@@ -625,6 +625,27 @@ class Cluster(ClusterHandle):
 
         pause_group(self, name, paused=False)
 
+    def release_leases(self, name: str, *, topic: str | None = None) -> int:
+        """Take what the workers of a group hold back, because they hang for example. Other workers get it at once.
+
+        The attempts count. A worker that settles such a message later gets Fenced. One that still runs gets further
+        messages: stop it first.
+
+        Args:
+            name: the group.
+            topic: only messages of this topic (default: of all).
+
+        Returns: how many messages they were.
+        Durable: on every shard, at return.
+
+        Raises:
+            Unavailable: a shard does not answer. The same call completes it.
+            DeliveryUnknown: a shard did not make it durable within 15 s. The same call completes it.
+        """
+        from raymq.client.group_admin import release_leases
+
+        return release_leases(self, name, topic=topic)
+
     def config(self) -> dict[str, dict[str, Any]]:
         """Every option of the stores: its value, its default, and when it may change.
 

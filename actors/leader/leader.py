@@ -147,6 +147,7 @@ class Leader(ReplicaRole):
             appender=self.appender,
             groups=GroupProgress(store),
             open_halves=self.transactions.open_halves,
+            uncopied=lambda: self.leases.uncopied_count,
             is_writable=lambda: self.writable,
         )
         log.pool.on_full = self._await_pool_space
@@ -489,6 +490,18 @@ class Leader(ReplicaRole):
     def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of an operation's record is kept. Raises: DeliveryUnknown."""
         self.begin_promise(appended).wait(OPERATION_TIMEOUT_S)
+
+    def announce(self) -> None:
+        """A small record is appended in a moment, and its caller waits: the flusher may wake up meanwhile."""
+        if not self.acks.waiting:
+            # As in `put`: a hint.
+            with contextlib.suppress(Exception):
+                self._appends.announce()
+
+    def finish_promise(self, ticket: PutTicket) -> None:
+        """Wait for the end of `begin_promise`. This thread may wait for the sync itself. Raises: DeliveryUnknown."""
+        self.acks.await_sync(ticket, "quorum", self.appender)
+        ticket.wait(OPERATION_TIMEOUT_S)
 
     def begin_promise(self, appended: AppendedRows) -> PutTicket:
         """Let the satellites work on an append. Returns: what ends when the promise of its record is kept."""

@@ -16,6 +16,7 @@ from raymq.actors.api.shard_api import PutTicket
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.failpoints import fail_point
+from raymq.store.groups.leases.entries import SettleEntry
 from raymq.store.groups.leases.requests import (
     ExtendAnswer,
     LeaseAnswer,
@@ -36,8 +37,6 @@ from .lease_options import SharedOptions, WorkerOptions
 
 #: how soon a request that waits notices that its worker has left
 LEFT_CHECK_MS = 250
-#: how long the record of an answer waits for its promise
-PROMISE_TIMEOUT_S = 60.0
 #: how often sessions that hold nothing are looked for
 FORGET_EVERY_MS = 600_000
 
@@ -55,7 +54,11 @@ class QueueWatch(Protocol):
 class LeaseHost(GroupHost, Protocol):
     """What leases need of their leader."""
 
+    def announce(self) -> None: ...
+
     def begin_promise(self, appended: AppendedRows) -> PutTicket: ...
+
+    def finish_promise(self, ticket: PutTicket) -> None: ...
 
 
 class WorkerLeases:
@@ -115,10 +118,10 @@ class WorkerLeases:
             )
         if not answer.number:
             return LeasedMessages(call.request)
+        fail_point("groups.lease_appended")
         # The messages are read while the record becomes durable.
         ticket = None if decision.appended is None else self._begin_promise(decision.appended)
         found = self._read(call, answer)
-        fail_point("leases.lease_appended")
         self._finish(ticket)
         return found
 
@@ -277,6 +280,7 @@ class WorkerLeases:
         """
         self._note_use(group, request.session, shared)
         self._store.note_feature_level(LEASES_LEVEL)
+        self._leader.announce()
         decision = self._service.settle(group, request)
         answer = decision.plan.answer
         if not isinstance(answer, SettleAnswer):
@@ -287,7 +291,7 @@ class WorkerLeases:
                 found=request.settle,
             )
         self._wake(group)
-        fail_point("leases.settle_appended")
+        fail_point("groups.settle_appended")
         self._await(decision.appended)
         return answer
 
@@ -344,16 +348,30 @@ class WorkerLeases:
     def _finish(self, ticket: PutTicket | None) -> None:
         """Wait for the record of an answer. None: for earlier ones, and for a check that this replica still leads."""
         if ticket is not None:
-            ticket.wait(PROMISE_TIMEOUT_S)
+            self._leader.finish_promise(ticket)
         else:
             self._leader.await_promise(AppendedRows.up_to(self._store.log.end))
             self._leader.await_check()
+
+    @property
+    def uncopied_count(self) -> int:
+        """See `LeaseService.uncopied_count`."""
+        return self._service.uncopied_count
 
     def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
         """See `LeaseService.describe`."""
         found = self._service.describe(group)
         self._await(None)
         return found
+
+    def release(self, group: str, topic: str | None) -> int:
+        """Take what workers have back. Returns: how many messages. Args: as of `LeaseService.release`."""
+        self._leader.check_serving()
+        decision = self._service.release(group, topic)
+        self._wake(group)
+        self._await(decision.appended)
+        entries = [entry for entry in decision.plan.entries if isinstance(entry, SettleEntry)]
+        return sum(len(each.offsets) for entry in entries for each in entry.groups)
 
     # --- what time ends ---------------------------------------------------------------------------
 

@@ -103,6 +103,8 @@ A shard that is being added does not answer those that are about all shards: des
     extend_leases(group, session, lease_ms, message, leases, options, wanted)  {granted_ms: {lease: for how long the
                                                                       worker has it}}; message: [lease, topic, queue,
                                                                       offset]; leases: numbers, without it all
+    release_leases(group, topic)                                    {released}: messages that workers had; without
+                                                                      topic of all topics
     group_leases(group)                                             {queues: {topic: {queue_id: [low, next, leased,
                                                                       waiting]}}}
     find_coordinator(group)                                         {shard}; shard 0 answers

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.client.transport.chained_future import ChainedFuture
 from raymq.store.groups.leases.offsets import OffsetColumn
 from raymq.store.groups.leases.requests import SettleItem
 from raymq.store.state.topics import QueueKey
@@ -25,10 +26,10 @@ class LeaseOwner(Protocol):
 
     shard: int
 
-    def settle(self, items: Sequence[SettleItem], lease: HeldLease) -> Future[None]:
+    def settle(self, items: Sequence[SettleItem], lease: HeldLease) -> ChainedFuture[None]:
         """Settle messages of a lease. The future ends when that is durable. Raises: Rejected after the end."""
 
-    def result_of(self, future: Future[None]) -> Future[None] | None:
+    def result_of(self, future: ChainedFuture[None]) -> Future[None] | None:
         """What a settlement returns: None, when it is durable; the future, if settlements are pipelined.
 
         Raises: Fenced, Unavailable.

@@ -16,6 +16,7 @@ from raymq.client.arguments import check_number
 from raymq.client.messages.columns import message_batch, value_batch, value_schema
 from raymq.client.messages.received import ReceivedMessage
 from raymq.client.messages.topic_values import TopicValues
+from raymq.client.transport.chained_future import ChainedFuture
 from raymq.store.base.errors import RayMQError, Rejected
 from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.options import DELAY_MS_MAX, LEASE_MS
@@ -131,7 +132,7 @@ class LeasedMessage(ReceivedMessage):
             )
         return found
 
-    def _begin(self, verdict: SettleOutcome, delay_ms: int | None = None) -> Future[None]:
+    def _begin(self, verdict: SettleOutcome, delay_ms: int | None = None) -> ChainedFuture[None]:
         """Settle the message. Returns: a future that ends when that is durable."""
         part, row = self._held()
         offset = part.offsets[row : row + 1]
@@ -292,7 +293,7 @@ class LeasedBatch:
 
     def _begin(
         self, verdict: SettleOutcome, mask: Any, delay_ms: int | None
-    ) -> Future[None] | None:
+    ) -> ChainedFuture[None] | None:
         """Settle messages. Returns: a future that ends when that is durable; None: there are none."""
         part = self._part
         if part is None:

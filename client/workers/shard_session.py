@@ -6,7 +6,6 @@ import contextlib
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 
 import numpy as np
@@ -19,6 +18,7 @@ from raymq.actors.api.leases import (
     pack_options,
 )
 from raymq.client.consume.selector import selector_of
+from raymq.client.transport.chained_future import ChainedFuture
 from raymq.client.transport.routes import Routes
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Corrupt, RayMQError
@@ -115,7 +115,7 @@ class ShardSession:
 
     # --- held.LeaseOwner --------------------------------------------------------------------------
 
-    def settle(self, items: Sequence[SettleItem], lease: HeldLease) -> Future[None]:
+    def settle(self, items: Sequence[SettleItem], lease: HeldLease) -> ChainedFuture[None]:
         """See `held.LeaseOwner`."""
         future = self._settles.add(items)
         count = sum(len(each.offsets) for each in items)
@@ -128,15 +128,16 @@ class ShardSession:
             # One operation of a dictionary: `settle` may be called with the lock held.
             self._leases.pop(lease.number, None)
 
-    def result_of(self, future: Future[None]) -> Future[None] | None:
+    def result_of(self, future: ChainedFuture[None]) -> Future[None] | None:
         """See `held.LeaseOwner`."""
         if self._state.settle_mode == "pipelined":
             return future
         timeout_ms = self._config.unavailable_timeout_ms
-        try:
-            future.result(timeout_ms / 1000)
-        except FutureTimeoutError:
-            raise unanswered(self.shard, timeout_ms) from None
+        if not future.done():
+            future.await_end(timeout_ms / 1000)
+        if not future.done():
+            raise unanswered(self.shard, timeout_ms)
+        future.result()
         return None
 
     def extend(self, lease: HeldLease, key: tuple[str, int], offset: int, lease_ms: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from raymq.actors.api.leases import pack_items, unpack_refused
 from raymq.client.client_thread import ClientThread, join_at_close
 from raymq.client.transport.ask import moved
+from raymq.client.transport.chained_future import ChainedFuture, wake_callers
 from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Bug, Fenced, RayMQError, Rejected, Unavailable
 from raymq.store.groups.leases.entries import SettleOutcome
@@ -35,7 +35,7 @@ class _Pending(NamedTuple):
     """A settlement that a program waits for."""
 
     items: Sequence[SettleItem]
-    future: Future[None]
+    future: ChainedFuture[None]
 
 
 class ShardSettles:
@@ -61,14 +61,12 @@ class ShardSettles:
         #: started with the first settlement
         self._thread: ClientThread | None = None
 
-    def add(self, items: Sequence[SettleItem]) -> Future[None]:
+    def add(self, items: Sequence[SettleItem]) -> ChainedFuture[None]:
         """Settle messages. Returns: a future that ends when that is durable, or with Fenced naming what was lost.
 
         Raises: Rejected after the end.
         """
-        future: Future[None] = Future()
-        # It cannot be cancelled: the settlement is on its way.
-        future.set_running_or_notify_cancel()
+        future: ChainedFuture[None] = ChainedFuture()
         with self._changed:
             if self._ends:
                 raise Rejected(
@@ -126,6 +124,7 @@ class ShardSettles:
             else:
                 for each in taken:
                     self._finish(each, refused)
+            wake_callers([each.future for each in taken])
 
             with self._changed:
                 self._is_sending = False

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from raymq.client.transport.chained_future import BlockedCallers
 from raymq.store.base.errors import RayMQError
 from raymq.store.groups.leases.options import LEASE_OFFSETS_MAX
 
@@ -19,7 +20,7 @@ CALLS_FOLLOWED = 16
 
 @dataclass
 class WorkerState:
-    """`lock` guards all of it. `changed` wakes the threads, `arrived` the program; both have this lock."""
+    """`lock` guards all of it. `changed` wakes the threads and has this lock; `blocked` are calls of the program."""
 
     prefetch: int
     max_in_flight: int
@@ -52,7 +53,7 @@ class WorkerState:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
-        self.arrived = threading.Condition(self.lock)
+        self.blocked = BlockedCallers()
 
     def want(self, most: int) -> None:
         """A call of the program wants so many messages. Needs the lock."""
@@ -104,7 +105,12 @@ class WorkerState:
 
     @property
     def missing(self) -> int:
-        """How many more messages to lease. Needs the lock."""
+        """How many more messages to lease. Needs the lock.
+
+        Those ahead of the program are leased when half of them are gone: a call for each would cost much more.
+        """
+        if self.awaited <= self.ready_count and self.ready_count > self.ahead // 2:
+            return 0
         wanted = min(self.awaited + self.ahead, self.max_in_flight, LEASE_OFFSETS_MAX)
         return max(0, wanted - self.ready_count)
 
@@ -112,12 +118,18 @@ class WorkerState:
         """Let the program have messages. Needs the lock."""
         self.ready.append(part)
         self.ready_count += part.count
-        self.arrived.notify(part.count)
+        # It wakes the next one, when it has got its messages.
+        self.blocked.wake_next()
         self._call_listener()
+
+    def share(self) -> None:
+        """A call of the program has got its messages: the next one that waits gets what is left."""
+        if self.ready:
+            self.blocked.wake_next()
 
     def report(self, *, is_over: bool = False) -> None:
         """Let all calls of the program look again. Needs the lock. Args: `is_over`: the threads, too."""
-        self.arrived.notify_all()
+        self.blocked.wake_all()
         if is_over:
             self.changed.notify_all()
         self._call_listener()

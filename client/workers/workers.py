@@ -217,21 +217,29 @@ class Workers(OpenClient):
         deadline_s = None if limit_s is None else self._clock.monotonic() + limit_s
         state = self._state
 
-        with state.lock:
-            state.want(most)
-            try:
-                while True:
+        is_wanted = False
+        try:
+            while True:
+                with state.lock:
+                    if not is_wanted:
+                        state.want(most)
+                        is_wanted = True
                     found = take()
-                    if found is not None:
-                        return found
                     left_s = LOOK_S
                     if deadline_s is not None:
                         left_s = min(LOOK_S, deadline_s - self._clock.monotonic())
-                    if left_s <= 0:
-                        return None
-                    state.arrived.wait(left_s)
-            finally:
-                state.want_no_more(most)
+                    if found is not None or left_s <= 0:
+                        state.want_no_more(most)
+                        is_wanted = False
+                        break
+                    wakeup = state.blocked.block()
+                state.blocked.sleep(wakeup, left_s)
+        finally:
+            if is_wanted:
+                with state.lock:
+                    state.want_no_more(most)
+        state.share()
+        return found
 
     # --- what asynchronous workers use, too -------------------------------------------------------
 

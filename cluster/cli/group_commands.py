@@ -113,6 +113,16 @@ GROUP_PAUSE = ClusterOperation("pause_group", "group", "", _state("paused"))
 GROUP_RESUME = ClusterOperation("resume_group", "group", "", _state("resumed"))
 
 
+def _released(
+    options: argparse.Namespace, cluster: object, count: int
+) -> tuple[dict[str, object], list[str]]:
+    facts = {"group": options.group, "topic": options.topic, "released": count}
+    return facts, [f"{options.group}: messages taken back from their workers: {count}"]
+
+
+LEASE_RELEASE = ClusterOperation("release_leases", "group", "topic", _released)
+
+
 def group_lag(options: argparse.Namespace, console: Console) -> int:
     """raymq group lag GROUP"""
     clock = Clock()

@@ -25,7 +25,7 @@ from .stored_message import StoredMessage, read_one
 #: properties of a dead letter: why it is one, and the session that had it last
 DEAD_REASON, DEAD_HOLDER = "DLQ_REASON", "DLQ_HOLDER"
 #: what the records around one copy take at most: the head of the bundle and the settlement
-AROUND_BYTES = 2 * BUNDLE_RESERVE_BYTES
+_AROUND_BYTES = 2 * BUNDLE_RESERVE_BYTES
 
 
 class PreparedCopy(NamedTuple):
@@ -86,7 +86,7 @@ class LeaseCopies:
             except Rejected as error:
                 fault = str(error)
                 continue
-            limit = self._store.config.record_bytes_max - AROUND_BYTES
+            limit = self._store.config.record_bytes_max - _AROUND_BYTES
             if encoded.size <= limit:
                 return PreparedCopy(generation, encoded)
             fault = f"the copy makes a record of {encoded.size} bytes, the limit is {limit}"

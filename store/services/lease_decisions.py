@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from raymq.store.base.errors import Bug, RayMQError, Unavailable
+from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
 from raymq.store.groups.leases.entries import Entry, LeaseEntry, SettleOutcome, TimeEntry
 from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LEASE, SETTLE
@@ -23,7 +24,7 @@ from raymq.store.put.inner_put import RecordGroup
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.requests import AppendedRows
 
-from .lease_copies import AROUND_BYTES, LeaseCopies, PreparedCopies, PreparedCopy
+from .lease_copies import LeaseCopies, PreparedCopies, PreparedCopy
 
 logger = logging.getLogger("raymq.store")
 
@@ -66,8 +67,9 @@ class _Waiting:
     call: Call
     #: None: it is decided alone
     shared: Shared | None
-    #: copies that were made for it
+    #: copies that were made for it, and how many it may need
     copies: dict[Copy, PreparedCopy]
+    copies_max: int
     woken: threading.Event = field(default_factory=threading.Event)
     #: its thread decides all that wait
     leads: bool = False
@@ -115,6 +117,8 @@ class LeaseDecisions:
         self.uncopied_count = 0
         #: by group; the put lock guards it
         self._machines: dict[str, LeaseMachine] = {}
+        #: has decided what is not appended yet
+        self._drafting: LeaseMachine | None = None
         #: guards the fields below
         self._gather_lock = threading.Lock()
         #: calls that wait to be decided
@@ -187,8 +191,10 @@ class LeaseDecisions:
         Raises: what `call` raises; as `InnerPut.put_groups`.
         """
         copies: dict[Copy, PreparedCopy] = {}
+        copies_max = COPIES_MAX
+
         for _ in range(TRIES_MAX):
-            mine = _Waiting(group, call, shared, copies)
+            mine = _Waiting(group, call, shared, copies, copies_max)
             self._decide_once(mine)
             if mine.error is not None:
                 raise mine.error
@@ -196,9 +202,22 @@ class LeaseDecisions:
                 return mine.decision
             if not mine.missing:
                 raise Bug("a call of leases was not decided")
-            for copy in mine.missing:
-                copies[copy] = self._copies.prepare(group, copy)
+            if not self._prepare(group, mine.missing, copies):
+                copies_max = max(1, len(copies))
         raise Unavailable(f"other messages of group {group} had to be copied meanwhile; ask again")
+
+    def _prepare(
+        self, group: str, missing: Sequence[Copy], copies: dict[Copy, PreparedCopy]
+    ) -> bool:
+        """Make copies, without the put lock. Returns: False if no more are made, since these are large enough."""
+        room = self._store.config.bundle_bytes_max
+        for copy in missing:
+            if room <= 0:
+                return False
+            made = copies[copy] = self._copies.prepare(group, copy)
+            if made.encoded is not None:
+                room -= made.encoded.size
+        return True
 
     def _decide_once(self, mine: _Waiting) -> None:
         with self._gather_lock:
@@ -232,26 +251,26 @@ class LeaseDecisions:
 
     def _decide_each(self, calls: Sequence[_Waiting]) -> Iterator[RecordGroup]:
         """The records of calls. Has the put lock."""
+        if self._drafting is not None:
+            # An append of the last round has failed.
+            self._drafting.end_draft()
+            self._drafting = None
         batch = _Batch()
-        try:
-            for each in sorted(calls, key=_turn):
-                if not batch.takes(each):
-                    yield from self._finish(batch)
-                    batch = _Batch()
-                yield from self._decide_one(each, batch)
-                if not batch.calls:
-                    batch = _Batch()
-            yield from self._finish(batch)
-        finally:
-            if batch.machine is not None:
-                batch.machine.end_draft()
+        for each in sorted(calls, key=_turn):
+            if not batch.takes(each):
+                yield from self._finish(batch)
+                batch = _Batch()
+            yield from self._decide_one(each, batch)
+            if not batch.calls:
+                batch = _Batch()
+        yield from self._finish(batch)
 
     def _decide_one(self, each: _Waiting, batch: _Batch) -> Iterator[RecordGroup]:
         """Decide a call, and let its entries wait in the batch, or append them after those of the batch."""
         now_ms = self._store.clock.monotonic_ms()
         try:
             machine = self.machine(each.group)
-            plan, groups = self._plan(each, machine, now_ms)
+            plan = self._plan(each, machine, now_ms)
         except RayMQError as error:
             each.error = error
             return
@@ -263,6 +282,7 @@ class LeaseDecisions:
         if each.shared is not None and machine.may_share(plan):
             shared = each.shared
             batch.machine, batch.group, batch.is_lease = machine, each.group, shared.is_lease
+            self._drafting = machine
             batch.calls.append((each, plan, now_ms))
             batch.entries += plan.entries
             batch.offsets += machine.draft(plan)
@@ -273,7 +293,7 @@ class LeaseDecisions:
 
         # It was decided on the state after the batch.
         yield from self._finish(batch)
-        for group in groups:
+        for group in plan.groups:
             yield self._record_group(each.group, group, each.copies)
         self._note(each, machine, plan, now_ms)
 
@@ -283,6 +303,7 @@ class LeaseDecisions:
         if machine is None or not batch.calls:
             return
         machine.end_draft()
+        self._drafting = None
         yield self._record_group(batch.group, AppendGroup(batch.entries), {})
         calls, batch.calls, batch.entries = batch.calls, [], []
         for each, plan, now_ms in calls:
@@ -303,11 +324,9 @@ class LeaseDecisions:
             target = self._copies.target(group, copy)
             logger.warning("a message is settled without its copy for %s: %s", target, made.fault)
 
-    def _plan(
-        self, each: _Waiting, machine: LeaseMachine, now_ms: int
-    ) -> tuple[LeasePlan, Sequence[AppendGroup]]:
+    def _plan(self, each: _Waiting, machine: LeaseMachine, now_ms: int) -> LeasePlan:
         """A decision whose copies are made, or are named as missing. Has the put lock."""
-        machine.copies_max = COPIES_MAX
+        machine.copies_max = each.copies_max
         machine.unmovable = {
             (copy.key, copy.offset)
             for copy, made in each.copies.items()
@@ -318,7 +337,7 @@ class LeaseDecisions:
             copied = [copy for group in plan.groups for copy in group.copies]
             each.missing = self._copies.missing(each.group, copied, each.copies)
             if each.missing or not copied:
-                return plan, plan.groups
+                return plan
             # A plan changes nothing: one with fewer copies takes its place.
             if any(self._is_large(each, group, machine.copies_max) for group in plan.groups):
                 machine.copies_max //= 2
@@ -329,7 +348,7 @@ class LeaseDecisions:
                 if copy.outcome == SettleOutcome.MOVED and each.copies[copy].stays
             }
             if not stay:
-                return plan, plan.groups
+                return plan
             machine.unmovable |= stay
 
     def _is_large(self, each: _Waiting, group: AppendGroup, copies_max: int) -> bool:
@@ -339,7 +358,8 @@ class LeaseDecisions:
         copied_bytes = sum(one.size for one in made if one is not None)
         if copies_max > 1 and copied_bytes > config.bundle_bytes_max:
             return True
-        around = AROUND_BYTES + len(self._body(each.group, group.entries))
+        # A message that was buried alone always fits: `LeaseCopies.prepare` leaves more room.
+        around = BUNDLE_RESERVE_BYTES + len(self._body(each.group, group.entries))
         return bool(copied_bytes) and copied_bytes + around > config.record_bytes_max
 
     def _record_group(self, group: str, wanted: AppendGroup, copies: PreparedCopies) -> RecordGroup:

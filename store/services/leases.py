@@ -152,9 +152,9 @@ class LeaseService:
             looked.append(self._offers.look(key, known.next, end if is_needed else 0, wanted))
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
-            for key in ranges:
+            for key, (first, _) in ranges.items():
                 self._check_queue(group, key)
-                if not self._is_ready(group, key):
+                if not self._is_ready(group, key, first):
                     raise _moved(group, key)
             offers = [
                 each._replace(due=machine.due(each.key, request.max_records, now_ms))
@@ -173,7 +173,7 @@ class LeaseService:
             queue_of(store, target, self._shard)
         columns = store.leases.group(group).queues
         is_done = all(
-            self._is_ready(group, key) and (known := columns.get(key)) and known.low >= first
+            self._is_ready(group, key, first) and (known := columns.get(key)) and known.low >= first
             for key, (first, _) in ranges.items()
         )
         if is_done:
@@ -187,7 +187,7 @@ class LeaseService:
                 begin = max(
                     first, known if known is not None else end if start == "latest" else first
                 )
-                if self._is_ready(group, key):
+                if self._is_ready(group, key, first):
                     plan.groups += machine.trim(key, first).groups
                 else:
                     plan.groups += machine.reset(key, begin).groups
@@ -195,8 +195,8 @@ class LeaseService:
 
         self._decisions.decide(group, decide)
 
-    def _is_ready(self, group: str, key: QueueKey) -> bool:
-        """Whether leases of a queue may go on where they are.
+    def _is_ready(self, group: str, key: QueueKey, first: int) -> bool:
+        """Whether leases of a queue may go on where they are. Args: `first`: the first offset of the queue.
 
         A stream, a person or an import may have committed another offset while no worker had anything of the queue.
         """
@@ -204,7 +204,9 @@ class LeaseService:
         if columns is None:
             return False
         committed = self._store.state.offsets.get((group, key[0]), {}).get(key[1])
-        return committed is None or committed == columns.low or columns.next > columns.low
+        if committed is None or columns.next > columns.low:
+            return True
+        return max(committed, first) == max(columns.low, first)
 
     def _check_queue(self, group: str, key: QueueKey) -> None:
         """Raises: Rejected, if a group may not lease messages of a queue. Has the put lock."""
@@ -280,14 +282,17 @@ class LeaseService:
         self._store.note_feature_level(LEASES_LEVEL)
         return self._decisions.decide(group, lambda machine, now_ms: machine.reset(key, offset))
 
+    def release(self, group: str, topic: str | None = None) -> LeaseDecision:
+        """Take what workers have back: others get it at once. Args: `topic`: of these messages; None: all."""
+        return self._decisions.decide(group, lambda machine, now_ms: machine.release(topic))
+
     def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
         """How a group stands in each queue that its workers have leased messages of."""
         found: dict[QueueKey, QueueLeases] = {}
 
         def look() -> list[tuple[str, bytes]]:
             for key, each in self._store.leases.group(group).queues.items():
-                waiting = len(each.unsettled()) - each.open_count
-                found[key] = QueueLeases(each.low, each.next, each.open_count, waiting)
+                found[key] = QueueLeases(each.low, each.next, each.open_count, each.waiting_count)
             return []
 
         self._store.inner_put.put_decided(look)

@@ -202,6 +202,69 @@ def test_leases_and_their_numbers_last_over_a_start(shard: Shard):
     assert worker.offsets(2) == [(0, 2)]
 
 
+def test_a_new_leader_begins_the_times_of_leases_with_its_own_beginning(shard: Shard):
+    put(shard, b"a")
+    options = {"lease_ms": 1_500, "backoff_ms": (0,)}
+    assert Worker(shard, **options).offsets(1) == [(0, 0)]
+    time.sleep(1.0)
+    reopen(shard)
+    await_dispatch(shard)
+    began_s = time.monotonic()
+    # The first request of this leadership comes when their times are over, and not when they begin.
+    time.sleep(1.6)
+    found = Worker(shard, **options).lease(1)
+    assert [each.attempts.tolist() for each in found.queues] == [[2]]
+    assert time.monotonic() - began_s >= 1.5
+
+
+def test_leases_are_renewed_by_their_numbers(shard: Shard):
+    put(shard, b"a", b"b")
+    worker = Worker(shard)
+    worker.offsets(1)
+    worker.offsets(1)
+    renewed = shard.host.call("extend_leases", {**worker.names(), "leases": [2, 7]})
+    assert renewed == {"granted_ms": {"2": 60_000}}
+    renewed = shard.host.call("extend_leases", worker.names())
+    assert renewed == {"granted_ms": {"1": 60_000, "2": 60_000}}
+    with pytest.raises(Rejected, match="leases"):
+        shard.host.call("extend_leases", {**worker.names(), "leases": [0]})
+
+
+def test_an_operator_takes_back_what_workers_hold(shard: Shard):
+    put(shard, b"a", b"b")
+    worker, other = Worker(shard), Worker(shard)
+    assert worker.offsets(2) == [(0, 0), (0, 1)]
+    found: list[tuple[int, int]] = []
+    waiting = threading.Thread(target=lambda: found.extend(other.offsets(5, wait_ms=20_000)))
+    waiting.start()
+    time.sleep(0.2)
+    asked = {"group": GROUP, "topic": TOPIC}
+    assert shard.host.call("release_leases", asked) == {"released": 2}
+    waiting.join(10)
+    assert found == [(0, 0), (0, 1)]
+    assert worker.settle(1, [0]) == [0]
+    assert shard.host.call("release_leases", {"group": GROUP}) == {"released": 2}
+    assert shard.host.call("release_leases", {"group": "unknown"}) == {"released": 0}
+
+
+def test_metrics_say_what_workers_have_and_what_became_of_it(shard: Shard):
+    put(shard, b"a", b"b", b"c", b"d", b"e")
+    worker = Worker(shard)
+    worker.offsets(5)
+    worker.settle(1, [0])
+    worker.settle(1, [1], SettleOutcome.NACKED, delay_ms=50_000)
+    worker.settle(1, [2], SettleOutcome.REJECTED)
+    found = leader_of(shard.host).report.metrics()
+    assert found["raymq_leased_messages"] == {(GROUP,): 2}
+    assert found["raymq_undelivered_messages"] == {(GROUP,): 1}
+    assert found["raymq_lease_outcomes_total"] == {
+        (GROUP, "acked"): 1,
+        (GROUP, "nacked"): 1,
+        (GROUP, "dead"): 1,
+    }
+    assert found["raymq_uncopied_messages_total"] == 0
+
+
 def test_all_workers_of_a_group_have_the_same_options(shard: Shard):
     put(shard, b"a")
     first = Worker(shard)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import armed_failpoints
+from tests.support.armed_failpoints import ArmedFailpoints
 from tests.support.lean_ray import LEAN_WITH_CLIENT
 from tests.support.replicated_shard import (
     QUEUES,
@@ -23,6 +25,7 @@ from tests.support.replicated_shard import (
     started_shard,
     wait_for_leader,
 )
+from tests.support.skewed_clock import SkewedClock
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.faults
@@ -71,8 +74,17 @@ class WorkerProcess:
 
 
 @pytest.fixture(scope="module")
-def shard() -> Iterator[ReplicatedShard]:
-    with started_shard(3, NAME, LEAN_WITH_CLIENT) as world:
+def failpoints(tmp_path_factory: pytest.TempPathFactory) -> ArmedFailpoints:
+    return ArmedFailpoints(tmp_path_factory.mktemp("points") / "armed")
+
+
+@pytest.fixture(scope="module")
+def shard(
+    failpoints: ArmedFailpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ReplicatedShard]:
+    hook = SkewedClock(tmp_path_factory.mktemp("hook") / "clocks", armed_failpoints.__name__)
+    variables = {**hook.variables(), **failpoints.variables(), **LEAN_WITH_CLIENT}
+    with started_shard(3, NAME, variables) as world:
         yield world
 
 
@@ -126,3 +138,25 @@ def test_each_message_is_acknowledged_once_while_a_worker_and_the_leader_are_kil
     # Also a message that was only ahead of the program that was killed has had an attempt.
     again = sum(max(attempts) > 1 for attempts in got.values())
     print(f"{len(wanted)} messages, {again} of them came again")
+
+
+def test_a_leader_that_dies_before_its_answer_answers_the_repeated_request_by_its_successor(
+    shard: ReplicatedShard, failpoints: ArmedFailpoints
+) -> None:
+    with shard.cluster.producer(acks="quorum") as producer:
+        producer.send(TOPIC, b"the last one", queue_id=0).result(60)
+    with shard.cluster.workers(TOPIC, group="points", prefetch=0, order="queue") as workers:
+        failpoints.arm("groups.lease_appended")
+        message = workers.get(120)
+        assert not failpoints.is_armed("groups.lease_appended")
+        assert message is not None
+        assert message.attempts == 1
+        failpoints.arm("groups.settle_appended")
+        # It is not refused, although the first call has settled it.
+        message.ack()
+        assert not failpoints.is_armed("groups.settle_appended")
+        again = workers.get(120)
+        assert again is not None
+        assert (again.queue_id, again.offset) != (message.queue_id, message.offset)
+        assert again.attempts == 1
+        again.ack()

@@ -82,6 +82,15 @@ def group_leases(leader: LeaderScope, group: str) -> dict[str, object]:
     return {"queues": found}
 
 
+def release_leases(leader: LeaderScope, group: str, topic: str | None = None) -> dict[str, object]:
+    """Take what workers of a group have back: others get it at once, and the attempts count.
+
+    Args: `topic`: messages of this topic; without it all. Returns: how many they were.
+    """
+    check_group_name(group)
+    return {"released": leader.leases.release(group, topic)}
+
+
 def _shared(options: LeaseOptions | None, wanted: MessageSelector | None) -> SharedOptions | None:
     return None if options is None else SharedOptions(options, wanted)
 
@@ -101,6 +110,11 @@ OPERATIONS = {
         message=optional(check_message),
         leases=optional(check_numbers),
         **_SHARED,
+    ),
+    "release_leases": operation(
+        release_leases,
+        group=call_arguments.check_name,
+        topic=optional(call_arguments.check_name),
     ),
     "group_leases": operation(group_leases, group=call_arguments.check_name),
 }

@@ -44,7 +44,7 @@ from .options import (
     MS_MAX,
     LeaseOptions,
 )
-from .queue_columns import OPEN, QueueColumns
+from .queue_columns import ATTEMPTS_MAX, OPEN, QueueColumns
 from .request_checks import (
     check_groups,
     check_key,
@@ -76,6 +76,8 @@ SESSION_IDLE_MS = 3_600_000
 REFUSED_BYTES_MAX = 16 << 20
 #: a group that is used and needs no record gets one after so long, so that it does not count as unused
 MARK_EVERY_MS = 86_400_000
+#: parts of leases that one record takes back
+RELEASED_MAX = 1_000
 #: verdicts that settle a message for ever
 _FINAL = (SettleOutcome.ACKED, SettleOutcome.REJECTED)
 _NO_SLOTS = np.zeros(0, dtype=np.uint16)
@@ -309,6 +311,8 @@ class LeaseMachine:
             # All that is looked at is taken, or stays as it is.
             most = self._next(offer.key, columns) + max(0, min(wanted, room))
             offer = offer._replace(stop=min(offer.stop, most))
+            if not len(offer.due) and offer.stop <= self._next(offer.key, columns):
+                return None
         fresh, slots, before = self._fresh_of(columns, offer)
         if self.options.order:
             due = columns.unsettled()
@@ -379,9 +383,11 @@ class LeaseMachine:
         if offer.first <= first and self._table.may_grow(self._name):
             stop = min(offer.stop, columns.low + self.options.window)
             end = max(end, int(rest[0]) if len(rest) else stop)
-        passed = fresh[used][np.isin(fresh[used], chosen, assume_unique=True, invert=True)]
-        filtered = np.arange(first, end)
-        if len(filtered):
+        passed = filtered = NO_OFFSETS
+        if self.options.order:
+            passed = fresh[used][np.isin(fresh[used], chosen, assume_unique=True, invert=True)]
+        if offer.matches is not None and end > first:
+            filtered = np.arange(first, end)
             filtered = filtered[np.isin(filtered, fresh, assume_unique=True, invert=True)]
         if not any(map(len, (due, chosen, filtered, passed))):
             return None
@@ -401,7 +407,7 @@ class LeaseMachine:
             fresh = part.taken[~is_old]
             used = np.sort(np.concatenate((fresh, part.passed)))
             attempts[~is_old] += part.before[np.searchsorted(used, fresh)]
-        return Leased(part.key, part.taken, attempts.astype(np.uint16))
+        return Leased(part.key, part.taken, attempts.clip(0, ATTEMPTS_MAX).astype(np.uint16))
 
     def _dead_of(
         self, columns: QueueColumns, offsets: OffsetColumn
@@ -695,6 +701,24 @@ class LeaseMachine:
         check_key(key)
         checked_offsets(np.array([offset]))
         return LeasePlan([AppendGroup([ResetEntry(key, offset)])])
+
+    def release(self, topic: str | None) -> LeasePlan:
+        """Take what workers have back, for an operator: others get it at once. The attempts count.
+
+        Args: `topic`: of these messages; None: all.
+        """
+        settled = [
+            Settled(SettleOutcome.NACKED, number, key, 0, offsets)
+            for number in self._group.leases
+            for key, offsets in self._group.open_of(number)
+            if topic in (None, key[0])
+        ]
+        return LeasePlan(
+            [
+                AppendGroup([SettleEntry(NO_SESSION, 0, settled[at : at + RELEASED_MAX])])
+                for at in range(0, len(settled), RELEASED_MAX)
+            ]
+        )
 
     def forget_idle(self, now_ms: int) -> LeasePlan:
         """Forget sessions that hold nothing and were not used for an hour, and a group that has nothing else."""

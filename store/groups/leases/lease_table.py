@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .entries import EndEntry, Entry, LeaseEntry, NumberEntry, keys_of
+from .entries import EndEntry, Entry, LeaseEntry, NumberEntry, ResetEntry, keys_of
 from .group_leases import GroupLeases
 from .packing import pack, unpack
 
@@ -67,6 +67,9 @@ class LeaseTable:
         before = {key: each.low for key, each in self.group(name).queues.items() if key in keys}
         for entry in entries:
             self.apply(name, entry)
+            if isinstance(entry, ResetEntry):
+                # Others may have committed another offset meanwhile.
+                before.pop(entry.key, None)
 
         moved: dict[tuple[str, str], dict[int, int]] = {}
         for key, columns in self.group(name).queues.items():
