@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 #: what a future ends with
-Outcome = TypeVar("Outcome")
+FutureOutcome = TypeVar("FutureOutcome")
 
 
 class BlockedCallers:
@@ -63,7 +63,7 @@ class BlockedCallers:
             pass
 
 
-class ChainedFuture(Future[Outcome], Generic[Outcome]):
+class ChainedFuture(Future[FutureOutcome], Generic[FutureOutcome]):
     """A future that cannot be cancelled. `wake_callers` wakes those that block on it."""
 
     #: a future that ended together with this one, and whose blocked callers are woken after this one's

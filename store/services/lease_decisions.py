@@ -36,7 +36,7 @@ SHARED_OFFSETS_MAX = 4_096
 TRIES_MAX = 10
 
 #: what a call asks of the machine of its group
-Call = Callable[[LeaseMachine, int], LeasePlan]
+LeaseDecider = Callable[[LeaseMachine, int], LeasePlan]
 
 
 class LeaseDecision(NamedTuple):
@@ -64,7 +64,7 @@ class _Waiting:
     """A call that waits to be decided."""
 
     group: str
-    call: Call
+    call: LeaseDecider
     #: None: it is decided alone
     shared: Shared | None
     #: copies that were made for it, and how many it may need
@@ -183,7 +183,7 @@ class LeaseDecisions:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    def decide(self, group: str, call: Call, shared: Shared | None = None) -> LeaseDecision:
+    def decide(self, group: str, call: LeaseDecider, shared: Shared | None = None) -> LeaseDecision:
         """Decide, and append what the decision needs.
 
         Calls that wait for the put lock are decided together, by one thread: with many workers, handing the lock from
@@ -332,6 +332,7 @@ class LeaseDecisions:
             for copy, made in each.copies.items()
             if copy.outcome == SettleOutcome.MOVED and made.encoded is None and made.stays
         }
+
         while True:
             plan = each.call(machine, now_ms)
             copied = [copy for group in plan.groups for copy in group.copies]
