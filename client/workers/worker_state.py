@@ -39,6 +39,10 @@ class WorkerState:
     #: the most messages that calls of late wanted at the same time, and how many calls there were
     awaited_of_late: int = 0
     calls: int = 0
+    #: thread -> what its last call wanted, of threads that called lately, and of those before
+    takers: dict[int, int] = field(default_factory=dict)
+    takers_before: dict[int, int] = field(default_factory=dict)
+    calls_counted: int = 0
     #: what the program has to hear of once: messages that cannot be read
     faults: deque[RayMQError] = field(default_factory=deque)
     #: shard -> (when it became unreachable, in ms; why)
@@ -60,12 +64,23 @@ class WorkerState:
         self.awaited += most
         self.calls += 1
         if not self.calls % CALLS_FOLLOWED:
-            # Threads of late may have ended.
+            # Tasks of late may have ended.
             self.awaited_of_late -= self.awaited_of_late // 64 + 1
         self.awaited_of_late = max(self.awaited_of_late, self.awaited)
-        self.ahead = min(self.prefetch * self.awaited_of_late, LEASE_OFFSETS_MAX)
+        self.ahead = min(self.prefetch * self._together(most), LEASE_OFFSETS_MAX)
         if self.missing:
             self.changed.notify_all()
+
+    def _together(self, most: int) -> int:
+        """How many messages are worked on at the same time: what each thread wants, or tasks of one thread want."""
+        takers = self.takers
+        takers[threading.get_ident()] = most
+        if self.calls >= self.calls_counted + CALLS_FOLLOWED * len(takers):
+            # Threads of late may have ended.
+            self.takers_before, self.takers = takers, {}
+            self.calls_counted = self.calls
+        wanted = max(sum(takers.values()), sum(self.takers_before.values()))
+        return max(wanted, self.awaited_of_late)
 
     def want_no_more(self, most: int) -> None:
         """A call of the program has ended. Needs the lock."""

@@ -48,6 +48,31 @@ def test_each_call_that_waits_has_messages_leased_ahead() -> None:
         assert state.ahead == 2
 
 
+def test_each_thread_that_calls_has_messages_leased_ahead_until_it_ends() -> None:
+    state = state_of(2)
+
+    def call() -> None:
+        with state.lock:
+            state.want(3)
+            state.want_no_more(3)
+
+    call()
+    assert state.ahead == 6
+    # One after the other, all of them alive.
+    is_over = threading.Event()
+    threads = [threading.Thread(target=lambda: (call(), is_over.wait(WAIT_S))) for _ in range(4)]
+    for number, thread in enumerate(threads, 2):
+        thread.start()
+        until(lambda number=number: state.calls == number, step)  # type: ignore[misc]
+    assert state.ahead == 5 * 6
+    is_over.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    for _ in range(CALLS_FOLLOWED * 12):
+        call()
+    assert state.ahead == 6
+
+
 def test_messages_ahead_are_leased_when_half_of_them_are_gone() -> None:
     state = state_of(4)
     with state.lock:
