@@ -17,5 +17,6 @@ transport/      connections to shards, and the shards' endpoints
 topics/         topics on every shard: created, with more queues, with one more column
 produce/        producers
 consume/        consumers
+workers/        workers: they lease messages, and settle each alone
 staged/         writes that are stored whole or not at all, from several processes
 """

@@ -229,3 +229,12 @@ def delete_group(cluster: ClusterHandle, name: str) -> list[str]:
         arguments = {"group": name, "number": ended["number"]}
         topics |= set(cluster.call(shard, "forget_offsets", arguments)["topics"])
     return sorted(topics)
+
+
+def release_leases(cluster: ClusterHandle, name: str, *, topic: str | None = None) -> int:
+    """See `Cluster.release_leases`."""
+    arguments = {"group": name} if topic is None else {"group": name, "topic": topic}
+    return sum(
+        int(cluster.call(shard, "release_leases", arguments)["released"])
+        for shard in range(cluster.shards)
+    )

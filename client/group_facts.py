@@ -23,8 +23,10 @@ def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
             found[name] = {"kind": "stream", "members": members}
         paused.update(answer.get("paused", ()))
         clients.update(answer["clients"])
+        workers = answer.get("workers", ())
         for name in answer["with_offsets"]:
-            found.setdefault(name, {"kind": "manual", "members": 0})
+            kind = "workers" if name in workers else "manual"
+            found.setdefault(name, {"kind": kind, "members": 0})
     for name in clients:
         found.setdefault(name, {"kind": "manual", "members": 0})
 
@@ -49,6 +51,8 @@ def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
         for topic in sorted(topics & cluster.topics().keys())
         for queue in _queues(cluster, name, topic, owners)
     ]
+    if any(queue["leased"] is not None for queue in queues) and not facts["members"]:
+        facts["kind"] = "workers"
     lag = sum(queue["lag"] or 0 for queue in queues)
     lag_s = max((queue["lag_s"] or 0.0 for queue in queues), default=0.0)
     facts |= {"queues": queues, "lag": lag, "lag_s": lag_s}
@@ -100,11 +104,14 @@ def _queues(
     committed: dict[str, int] = {}
     ages_ms: dict[str, int] = {}
     locks: dict[str, list[Any]] = {}
+    leases: dict[str, list[int]] = {}
     for shard in sorted({queue["shard"] for queue in described}):
         asked = {"group": name, "topic": topic}
         committed |= cluster.call(shard, "offsets", asked)
         ages_ms |= cluster.call(shard, "lag_ages", asked)
         locks |= cluster.call(shard, "queue_locks", asked)
+        leased = cluster.call(shard, "group_leases", {"group": name})["queues"]
+        leases |= leased.get(topic, {})
 
     found = []
     for queue in described:
@@ -113,6 +120,7 @@ def _queues(
         age_ms = ages_ms.get(str(queue_id), 0)
         owner = owners.get((topic, queue_id), {})
         locked_by, lock_ms = locks.get(str(queue_id), (None, None))
+        _, following, held, waiting = leases.get(str(queue_id), (None, None, None, None))
         found.append(
             {
                 "topic": topic,
@@ -123,6 +131,9 @@ def _queues(
                 "revoking": owner.get("revoking", False),
                 "locked_by": locked_by,
                 "lock_age_s": None if lock_ms is None else lock_ms / 1000,
+                "leased": held,
+                "waiting": waiting,
+                "next": following,
                 "committed": offset,
                 "max_offset": queue["max_offset"],
                 "lag": None if offset is None else queue["max_offset"] - offset,

@@ -15,6 +15,7 @@ from raymq.client.produce.producer_config import ProducerConfig, ProducerOptions
 from raymq.client.topics.delete_topic import delete_topic
 from raymq.client.topics.new_topic import create_topic
 from raymq.client.transport.ask import may_lead_no_more, moved
+from raymq.client.workers.workers_config import WorkersConfig, WorkersOptions
 from raymq.replication.quorum import can_fail_over
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown, RayMQError, Rejected, UntrustedServer
@@ -471,9 +472,9 @@ class Cluster(ClusterHandle):
                     print(name, facts["kind"], facts["state"], facts["members"])
             ```
 
-        Returns: name -> `kind` ("stream": its members share the queues; "manual": it has had no member, only committed
-        offsets), `state` ("paused", "active" with members or clients, else "empty"), `members`, their number, and
-        `clients`, how many clients of RocketMQ consume in it.
+        Returns: name -> `kind` ("stream": its members share the queues; "workers": they share the messages; "manual":
+        it has had no member, only committed offsets), `state` ("paused", "active" with members or clients, else
+        "empty"), `members`, their number, and `clients`, how many clients of RocketMQ consume in it.
         Raises: Unavailable: a shard does not answer.
         """
         from raymq.client.group_facts import list_groups
@@ -501,8 +502,9 @@ class Cluster(ClusterHandle):
         "away"); `clients`, of RocketMQ, which share the group's queues, as their servers have said in the last 30 s,
         each with `protocol`, `client` (its id), `address`, `language`, `version` and `since_ms`, since 1970; `queues`,
         each with `topic`, `queue_id`, `shard`, `member` (its owner or None), `number`, `revoking`, `locked_by` (the id
-        of the client of RocketMQ that has locked it, or None) and `lock_age_s` since the lock was renewed, `committed`
-        (None: no offset), `max_offset`, `lag` and `lag_s`.
+        of the client of RocketMQ that has locked it, or None) and `lock_age_s` since the lock was renewed, `leased`,
+        `waiting` and `next` (of workers: messages that they have, messages that wait for their next delivery, and the
+        first offset that was never leased; else None), `committed` (None: no offset), `max_offset`, `lag` and `lag_s`.
 
         Raises:
             Rejected: the group does not exist.
@@ -623,6 +625,27 @@ class Cluster(ClusterHandle):
 
         pause_group(self, name, paused=False)
 
+    def release_leases(self, name: str, *, topic: str | None = None) -> int:
+        """Take what the workers of a group hold back, because they hang for example. Other workers get it at once.
+
+        The attempts count. A worker that settles such a message later gets Fenced. One that still runs gets further
+        messages: stop it first.
+
+        Args:
+            name: the group.
+            topic: only messages of this topic (default: of all).
+
+        Returns: how many messages they were.
+        Durable: on every shard, at return.
+
+        Raises:
+            Unavailable: a shard does not answer. The same call completes it.
+            DeliveryUnknown: a shard did not make it durable within 15 s. The same call completes it.
+        """
+        from raymq.client.group_admin import release_leases
+
+        return release_leases(self, name, topic=topic)
+
     def config(self) -> dict[str, dict[str, Any]]:
         """Every option of the stores: its value, its default, and when it may change.
 
@@ -697,6 +720,23 @@ class Cluster(ClusterHandle):
     ) -> raymq.AsyncConsumer:
         """An AsyncConsumer of a topic or of several, with the arguments of `raymq.Consumer`."""
         return raymq.AsyncConsumer(self, topic, **options)
+
+    @takes_options_of(WorkersConfig)
+    def workers(
+        self, topics: str | Sequence[str], **options: Unpack[WorkersOptions]
+    ) -> raymq.Workers:
+        """Workers of a group that share the messages of a topic, or of several, and settle each alone.
+
+        `raymq.Workers` describes the options.
+        """
+        return raymq.Workers(self, topics, **options)
+
+    @takes_options_of(WorkersConfig)
+    def async_workers(
+        self, topics: str | Sequence[str], **options: Unpack[WorkersOptions]
+    ) -> raymq.AsyncWorkers:
+        """AsyncWorkers of a topic or of several, with the arguments of `raymq.Workers`."""
+        return raymq.AsyncWorkers(self, topics, **options)
 
     def move_leader(self, shard: int, replica: int) -> None:
         """Let another replica lead a shard, and wait until it does. Sends wait for less than a second.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from raymq.client.produce.async_producer import AsyncProducer
     from raymq.client.produce.producer import Producer
     from raymq.client.times import at_ms
+    from raymq.client.workers.async_workers import AsyncWorkers
+    from raymq.client.workers.workers import Workers
     from raymq.cluster.cluster import Cluster
     from raymq.cluster.connect import connect
     from raymq.cluster.queue.durable_queue import Queue
@@ -41,12 +43,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncWorkers",
     "Cluster",
     "Consumer",
     "Message",
     "Producer",
     "Queue",
     "Receipt",
+    "Workers",
     "__version__",
     "at_ms",
     "connect",
@@ -60,12 +64,14 @@ __getattr__ = lazy_names(
     {
         "AsyncConsumer": "raymq.client.consume.async_consumer",
         "AsyncProducer": "raymq.client.produce.async_producer",
+        "AsyncWorkers": "raymq.client.workers.async_workers",
         "Cluster": "raymq.cluster.cluster",
         "Consumer": "raymq.client.consume.consumer",
         "Message": "raymq.client.messages.message",
         "Producer": "raymq.client.produce.producer",
         "Queue": "raymq.cluster.queue.durable_queue",
         "Receipt": "raymq.client.messages.message",
+        "Workers": "raymq.client.workers.workers",
         "at_ms": "raymq.client.times",
         "connect": "raymq.cluster.connect",
         "errors": "raymq.errors:",

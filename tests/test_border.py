@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 NAMES = {
     "raymq": """
-        AsyncConsumer AsyncProducer Cluster Consumer Message Producer Queue Receipt __version__ at_ms connect errors
-        matching start
+        AsyncConsumer AsyncProducer AsyncWorkers Cluster Consumer Message Producer Queue Receipt Workers __version__
+        at_ms connect errors matching start
     """,
     "raymq.data": "TopicSink micro_batches read_topic",
     "raymq.errors": """
@@ -44,11 +44,13 @@ NAMES = {
 EXPLAINED = (
     "raymq.AsyncConsumer",
     "raymq.AsyncProducer",
+    "raymq.AsyncWorkers",
     "raymq.Cluster.create_topic",
     "raymq.Cluster.reset_group",
     "raymq.Consumer",
     "raymq.Producer",
     "raymq.Queue",
+    "raymq.Workers",
     "raymq.connect",
     "raymq.data.TopicSink",
     "raymq.data.micro_batches",

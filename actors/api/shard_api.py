@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raymq.store.base.errors import DeliveryUnknown, RayMQError
 from raymq.store.base.status import PutStatus
 from raymq.store.records.requests import FetchRequest, FetchSlice, PutOutcome, PutRequest
 from raymq.store.state.topics import QueueKey
+
+if TYPE_CHECKING:
+    from .leases import LeaseCall, LeasedMessages
 
 #: frames of a log stream as they arrive: header and log bytes
 Frames = Iterator[tuple[bytes, Any]]
@@ -96,6 +99,12 @@ class ShardBackend(Protocol):
         """Have `notify` called when one of the queues may have got a message, and when the replica changes its role.
 
         Returns: a function that ends this. Args: `notify`: called on any thread, perhaps in vain. It must not block.
+        """
+
+    def lease(self, call: LeaseCall, is_left: Callable[[], bool]) -> LeasedMessages:
+        """Lease messages to a worker. Blocks up to `wait_ms` while there are none.
+
+        Args: `is_left`: whether the worker has left: then nothing more is leased to it.
         """
 
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.actors.supervise.role import ReplicaRole, not_leading
@@ -91,6 +92,10 @@ class Follower(ReplicaRole):
         if request.seen_epoch is None:
             raise not_leading(self._elections)
         return self._reads.fetch(request)
+
+    def lease(self, call: LeaseCall, is_left: Callable[[], bool]) -> LeasedMessages:
+        """A follower leases no messages."""
+        raise not_leading(self._elections)
 
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """A follower answers only the operations of any replica."""

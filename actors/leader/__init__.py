@@ -6,6 +6,8 @@ put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages
 transactions    half messages: those that are open, and those that are given up
 group_service   runs the consumer groups that this shard coordinates
+worker_leases   leases messages to workers, and settles them
+lease_options   which options the workers of each group have
 queue_claims    claims on the queues of this shard, and offsets of groups
 lock_times      when clients of RocketMQ have renewed their locks of queues
 group_records   what their records have in common

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.groups.leases.group_leases import GroupLeases
 
 from .metrics import ByTags
 
@@ -67,6 +68,25 @@ class GroupProgress:
         """(group,) -> its members, of the groups that this shard coordinates."""
         groups = islice(list(self._store.groups.groups.items()), LAGS_MAX)
         return {(name,): len(group.members) for name, group in groups}
+
+    def leased(self) -> ByTags:
+        """(group,) -> messages that its workers have."""
+        return {(name,): group.in_flight for name, group in self._leases()}
+
+    def undelivered(self) -> ByTags:
+        """(group,) -> messages that its workers have had, and that wait for their next delivery."""
+        return {(name,): group.waiting for name, group in self._leases()}
+
+    def outcomes(self) -> ByTags:
+        """(group, outcome) -> messages of its workers that have met it, since this process knows the group."""
+        return {
+            (name, outcome.name.lower()): count
+            for name, group in self._leases()
+            for outcome, count in list(group.counts.items())
+        }
+
+    def _leases(self) -> list[tuple[str, GroupLeases]]:
+        return list(self._store.leases.groups.items())[:LAGS_MAX]
 
     def _offsets(self) -> dict[tuple[str, ...], dict[int, int]]:
         # Copies: puts change these tables during the iteration.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raymq.actors.api.call_arguments import check_integer, check_known
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.operations import call_leader
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.api.status_rows import LeadingRow
@@ -49,6 +50,7 @@ from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
 from .queue_claims import QueueClaims
 from .transactions import Transactions
+from .worker_leases import WorkerLeases
 
 logger = logging.getLogger("raymq.commit_log")
 
@@ -125,6 +127,8 @@ class Leader(ReplicaRole):
         self.claims = QueueClaims(self, parts.clock)
         #: the consumer groups that this shard coordinates
         self.groups = GroupService(self, parts.clock, self.claims)
+        #: messages of this shard that workers have
+        self.leases = WorkerLeases(self, parts.clock, self._dispatcher, shard=parts.identity.shard)
         #: the half messages of this shard
         self.transactions = Transactions(
             parts,
@@ -143,6 +147,7 @@ class Leader(ReplicaRole):
             appender=self.appender,
             groups=GroupProgress(store),
             open_halves=self.transactions.open_halves,
+            uncopied=lambda: self.leases.uncopied_count,
             is_writable=lambda: self.writable,
         )
         log.pool.on_full = self._await_pool_space
@@ -180,6 +185,7 @@ class Leader(ReplicaRole):
         """See `ReplicaRole.upkeep`."""
         self._disk_losses.step()
         self.transactions.step()
+        self.leases.step()
 
     def loops(self) -> dict[str, Body]:
         """See `ReplicaRole.loops`."""
@@ -415,6 +421,15 @@ class Leader(ReplicaRole):
             raise Unavailable(fault, field="topic")
         return error
 
+    def lease(self, call: LeaseCall, is_left: Callable[[], bool]) -> LeasedMessages:
+        """See `WorkerLeases.lease`."""
+        self._check_leads()
+        try:
+            return self.leases.lease(call, is_left)
+        except OSError as error:
+            # The record could not be appended, or a message not be read.
+            raise Unavailable(f"lease: {error}", field="store") from error
+
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """See `ReplicaRole.call`. `operations.scope.LeaderScope` is this leader."""
         self._check_leads()
@@ -474,9 +489,25 @@ class Leader(ReplicaRole):
 
     def await_promise(self, appended: AppendedRows) -> None:
         """Wait until the promise of an operation's record is kept. Raises: DeliveryUnknown."""
+        self.begin_promise(appended).wait(OPERATION_TIMEOUT_S)
+
+    def announce(self) -> None:
+        """A small record is appended in a moment, and its caller waits: the flusher may wake up meanwhile."""
+        if not self.acks.waiting:
+            # As in `put`: a hint.
+            with contextlib.suppress(Exception):
+                self._appends.announce()
+
+    def finish_promise(self, ticket: PutTicket) -> None:
+        """Wait for the end of `begin_promise`. This thread may wait for the sync itself. Raises: DeliveryUnknown."""
+        self.acks.await_sync(ticket, "quorum", self.appender)
+        ticket.wait(OPERATION_TIMEOUT_S)
+
+    def begin_promise(self, appended: AppendedRows) -> PutTicket:
+        """Let the satellites work on an append. Returns: what ends when the promise of its record is kept."""
         ticket = PutTicket()
         notify_all_done(self.acks.report_appended([AppendedPut(ticket, appended, "quorum")]))
-        ticket.wait(OPERATION_TIMEOUT_S)
+        return ticket
 
     # --- status -----------------------------------------------------------------------------------
 

@@ -32,9 +32,12 @@ class LeaderReport:
         appender: Appender,
         groups: GroupProgress,
         open_halves: Callable[[], tuple[int, int] | None],
+        uncopied: Callable[[], int],
         is_writable: Callable[[], bool],
     ) -> None:
-        """Args: `led`: as of `Leader`. `open_halves`: see `Transactions`. `is_writable`: whether puts are taken now."""
+        """Args: `led`: as of `Leader`. `open_halves`: see `Transactions`. `uncopied`: see `LeaseService`.
+        `is_writable`: whether puts are taken now.
+        """
         self._parts = parts
         self._led = led
         self._counters = counters
@@ -42,6 +45,7 @@ class LeaderReport:
         self._appender = appender
         self._groups = groups
         self._open_halves = open_halves
+        self._uncopied = uncopied
         self._is_writable = is_writable
         # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
         self._replication_failure = FailureFile(
@@ -170,6 +174,10 @@ class LeaderReport:
             "raymq_group_members": self._groups.members(),
             "raymq_open_half_messages": None if halves is None else halves[0],
             "raymq_oldest_half_message_seconds": None if halves is None else halves[1] // 1000,
+            "raymq_leased_messages": self._groups.leased(),
+            "raymq_undelivered_messages": self._groups.undelivered(),
+            "raymq_lease_outcomes_total": self._groups.outcomes(),
+            "raymq_uncopied_messages_total": self._uncopied(),
             "raymq_topic_messages": leader_metrics.topic_messages(store),
             "raymq_disk_used_bytes": leader_metrics.used_bytes(store),
             "raymq_disk_free_bytes": leader_metrics.free_bytes(log),

@@ -3,7 +3,7 @@
     from -> to                  carried by                          messages
     client -> shard             Arrow Flight, stream "put"          flight_messages, small_puts,
                                                                     column_puts
-    client -> shard             Arrow Flight, stream "fetch"        flight_messages
+    client -> shard             Arrow Flight, stream "fetch"        flight_messages; also leases of messages
     client -> shard             Arrow Flight, action                operations, below
     client -> shard             Ray actor calls, for ray://         ray_calls, small_puts, column_puts;
                                                                     operations
@@ -99,10 +99,18 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       commit, rollback, unknown
     halves_to_check(groups, max_records)                            {halves: [{offset, checks, record in base64}],
                                                                       next_ms}
+    settle(group, session, settle, items, options, wanted)          {refused}: items and refused of api/leases.py
+    extend_leases(group, session, lease_ms, message, leases, options, wanted)  {granted_ms: {lease: for how long the
+                                                                      worker has it}}; message: [lease, topic, queue,
+                                                                      offset]; leases: numbers, without it all
+    release_leases(group, topic)                                    {released}: messages that workers had; without
+                                                                      topic of all topics
+    group_leases(group)                                             {queues: {topic: {queue_id: [low, next, leased,
+                                                                      waiting]}}}
     find_coordinator(group)                                         {shard}; shard 0 answers
     groups()                                                        {coordinated: {group: members}, clients: {group:
                                                                       clients of other protocols}, paused,
-                                                                      with_offsets}
+                                                                      with_offsets, workers: [groups]}
     describe_group(group)                                           {kind, paused, filters, topics, members, clients,
                                                                       queues}
     group_topics(group)                                             {topics}: those of which it has offsets here

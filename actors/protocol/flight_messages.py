@@ -10,6 +10,8 @@ app_metadata and its rows as an Arrow batch:
                   true in the last message of an answer. Without a queue {"id","end":true} or {"id","error"}.
                   Few records travel without an Arrow batch: the size of the JSON in 4 bytes, the JSON with "rows",
                   rows + 1 offsets of 4 bytes, little endian, and the records
+               Instead of a fetch {"id", "lease": a request of actors/api/leases.py}
+               <- "id" and the head of leases.py, with FETCH_SCHEMA as above if it has records
     replicate  frames of raymq.replication.wire in both directions: the size of the header in 4 bytes, the header, and
                   up to INLINE_BYTES_MAX log bytes. More log bytes come as FRAME_SCHEMA
 

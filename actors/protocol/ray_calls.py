@@ -4,6 +4,7 @@
     append(call, buffers)   -> acks of actors/api/puts.py; `pack_call` makes the arguments
     read(cluster_id, fetch) -> per queue: the head of actors/api/fetches.py, its records as the buffer of a FETCH_SCHEMA
                                batch
+    lease(cluster_id, call) -> the head of actors/api/leases.py, its records as above
     call(cluster_id, op, args) -> the operation's result
 
 A put stream is a sequence of `append` calls, which carry the messages of actors/api/puts.py. Each has its number,

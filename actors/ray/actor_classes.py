@@ -398,6 +398,10 @@ class CommitLogActor:
         """See `RayMethods.read`."""
         return _serving(self).read(*args)
 
+    def lease(self, *args: Any) -> Any:
+        """See `RayMethods.lease`."""
+        return _serving(self).lease(*args)
+
     def call(self, *args: Any) -> Any:
         """See `RayMethods.call`."""
         return _serving(self).call(*args)

@@ -293,6 +293,14 @@ class Dispatcher:
 
         return release
 
+    def reach(self, queues: Iterable[QueueKey]) -> None:
+        """Dispatch confirmed messages of these queues that readers do not see yet, if there are any."""
+        if self._store.dispatched >= self._store.log.confirmed:
+            return
+        ends = self._store.state.next_offsets
+        if any(self._store.queue_range(*key)[1] < ends.get(key, 0) for key in queues):
+            self._dispatch_for_read()
+
     def _awaits_dispatch(self, request: FetchRequest, confirmed: int) -> bool:
         """Whether messages that the request asks for may be confirmed and not dispatched yet."""
         if self._store.dispatched >= confirmed:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.shard_api import Frames, PutTicket, SendFrame
 from raymq.actors.shared.control_block import SATELLITE_OPTIONS
 from raymq.actors.shared.failures import ActiveFailures
@@ -416,6 +417,10 @@ class ReplicaHost:
     def hold(self, queues: Iterable[QueueKey], notify: Callable[[], None]) -> Callable[[], None]:
         """See `ShardBackend.hold`."""
         return self.dispatcher.hold(queues, notify)
+
+    def lease(self, call: LeaseCall, is_left: Callable[[], bool]) -> LeasedMessages:
+        """See `ShardBackend.lease`."""
+        return self.roles.role.lease(call, is_left)
 
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """See `ShardBackend.call`."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.shard_api import PutTicket
 from raymq.actors.api.status_rows import LeaderRow
 from raymq.store.base.errors import NotLeading, RayMQError
@@ -19,7 +20,7 @@ Body = Callable[[], None]
 class ReplicaRole(ABC):
     """One leadership, or the time between two of them. `Roles` makes one, and calls `end` before the next.
 
-    `put`, `fetch` and `call` are those of `shard_api.ShardBackend`.
+    `put`, `fetch`, `lease` and `call` are those of `shard_api.ShardBackend`.
     """
 
     #: "leader" or "follower"
@@ -42,6 +43,10 @@ class ReplicaRole(ABC):
     @abstractmethod
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Read queues."""
+
+    @abstractmethod
+    def lease(self, call: LeaseCall, is_left: Callable[[], bool]) -> LeasedMessages:
+        """Lease messages to a worker."""
 
     @abstractmethod
     def call(self, op: str, args: Mapping[str, object]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 from raymq.client import forks
 from raymq.client.arguments import wait_s
 from raymq.client.client_thread import ClientThread
+from raymq.client.transport.chained_future import wake_callers
 from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.clock import Clock
@@ -33,7 +34,7 @@ from .byte_limiter import ByteLimiter
 from .callbacks import Callbacks, raise_interrupt
 from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt, QueueSequence, UnknownBatch, new_producer_id
-from .send_future import BatchFuture, SendFailure, wake_callers
+from .send_future import BatchFuture, SendFailure
 from .send_window import InFlightBatch
 from .shard_sender import ShardSender
 

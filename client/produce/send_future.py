@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
-from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from raymq.client.arguments import wait_s
 from raymq.client.messages.message import Receipt
+from raymq.client.transport.chained_future import ChainedFuture
 from raymq.store.base.errors import RayMQError
 
 from .callbacks import Callbacks, guarded, in_callback
@@ -63,7 +61,7 @@ class AckReader(Protocol):
         """Read acks on the caller's thread until `future` is done. Returns: the seconds of `timeout` that are left."""
 
 
-class BatchFuture(Future[BatchReceipt]):
+class BatchFuture(ChainedFuture[BatchReceipt]):
     """The receipt of a batch. A caller that blocks on it may read the shard's acks itself while it waits."""
 
     #: the batch, while messages are still added to it
@@ -82,8 +80,6 @@ class BatchFuture(Future[BatchReceipt]):
     gathered = False
     #: the receipt of the resend
     resent: BatchFuture | None = None
-    #: a batch that was answered together with this one, and whose blocked callers are woken after this one's
-    woken_after: BatchFuture | None = None
     #: shared by all tasks of one event loop that await the batch
     loop_answer: asyncio.Future[BatchReceipt] | None = None
 
@@ -95,10 +91,6 @@ class BatchFuture(Future[BatchReceipt]):
         self.size = size
         #: when the first message came and when the batch was closed, seconds of the monotonic clock
         self.begun_s = self.closed_s = closed_s
-        #: a locked lock of each caller that blocks
-        self._blocked: deque[Any] = deque()
-        # A batch cannot be taken back: a caller that gives up waiting must not cancel it for others.
-        self.set_running_or_notify_cancel()
 
     def add_done_callback(self, fn: Callable[[Future[BatchReceipt]], Any]) -> None:
         """Like `Future.add_done_callback`. What `fn` raises ends no thread that delivers outcomes."""
@@ -119,7 +111,7 @@ class BatchFuture(Future[BatchReceipt]):
             if shard_sender is not None:
                 timeout = shard_sender.read_while_waiting(self, timeout)
             if not self.done():
-                self._await_finish(timeout)
+                self.await_end(timeout)
             return super().result(0)
         except FutureTimeoutError:
             # In Python 3.10 it is not the builtin TimeoutError.
@@ -161,44 +153,6 @@ class BatchFuture(Future[BatchReceipt]):
         failure.observed = True
         raise failure.error
 
-    def _await_finish(self, timeout: float | None) -> None:
-        """Wait until the batch has its outcome or the time is up."""
-        wakeup = threading.Lock()
-        wakeup.acquire()
-        self._blocked.append(wakeup)
-        woken = False
-        try:
-            # `finish` sets the outcome before it wakes the first caller: one of the two is seen here.
-            if not self.done():
-                woken = wakeup.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
-        finally:
-            if not woken:
-                # Another thread may have taken this lock already.
-                with contextlib.suppress(ValueError):
-                    self._blocked.remove(wakeup)
-            if self.done():
-                self.wake_next()
-
-    @property
-    def has_blocked(self) -> bool:
-        """Whether a caller blocks on it."""
-        return bool(self._blocked)
-
-    def wake_next(self) -> None:
-        """Wake one blocked caller, of this batch or of the next one answered with it. The caller wakes the next one.
-
-        If all of them were woken together, they would compete for the interpreter. With 64 threads that took a tenth of
-        the rate in one topic, and a third over a hundred topics.
-        """
-        future: BatchFuture | None = self
-        while future is not None:
-            # Another caller may take the last one first.
-            with contextlib.suppress(IndexError):
-                future._blocked.popleft().release()
-                return
-            after, future.woken_after = future.woken_after, None
-            future = after
-
     def finish(self, outcome: BatchReceipt | RayMQError) -> None:
         """Set the outcome; `wake_callers` comes next. A second call, by an interrupted thread, changes nothing."""
         self.shard_sender = self.owner = None
@@ -207,15 +161,6 @@ class BatchFuture(Future[BatchReceipt]):
                 self.set_exception(outcome)
             else:
                 self.set_result(outcome)
-
-
-def wake_callers(finished: Sequence[BatchFuture]) -> None:
-    """Wake the blocked callers of finished batches, one after the other."""
-    blocked = [future for future in finished if future.has_blocked]
-    for future, after in pairwise(blocked):
-        future.woken_after = after
-    if blocked:
-        blocked[0].wake_next()
 
 
 class SendFuture:

@@ -15,6 +15,7 @@ from functools import partial
 
 from raymq.actors.protocol.small_puts import SmallPut
 from raymq.client.client_thread import ClientThread, join_at_close
+from raymq.client.transport.chained_future import wake_callers
 from raymq.client.transport.connection import Connection, PutStream
 from raymq.client.transport.leader_route import LeaderRoute
 from raymq.client.transport.routes import Routes
@@ -26,7 +27,7 @@ from .callbacks import Callbacks, raise_interrupt
 from .producer_config import ProducerConfig
 from .queue_sequence import BatchReceipt
 from .read_turn import ReadTurn
-from .send_future import BatchFuture, wake_callers
+from .send_future import BatchFuture
 from .send_window import Complete, Effects, InFlightBatch, RowsRefused, SendWindow, WarnResend
 
 logger = logging.getLogger("raymq.producer")

@@ -12,5 +12,6 @@ routes            addresses of shards
 leader_route      where a shard's leader is
 topic_routes      the topics, and the shards of their queues
 nearest           reads from the nearest replica of a shard
+chained_future    futures of answers, whose blocked callers are woken one after the other
 locality          whether an endpoint is on this machine
 """

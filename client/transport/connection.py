@@ -6,7 +6,7 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from raymq.client import forks
 from raymq.client.arguments import check_choice
@@ -18,10 +18,13 @@ from .ask import SILENT_MS
 from .flight_client import ShardConnection
 
 if TYPE_CHECKING:
+    from raymq.actors.api.leases import LeaseCall, LeasedMessages
     from raymq.store.records.requests import FetchRequest, FetchSlice
 
     from .flight_client import FlightPutStream
     from .ray_connection import RayPutStream, RayShardConnection
+
+_Answer = TypeVar("_Answer")
 
 logger = logging.getLogger("raymq")
 
@@ -48,6 +51,13 @@ class FetchStream(Protocol):
 
     def close(self) -> None:
         """End the stream. It must not be used afterwards."""
+
+
+class LeaseStream(FetchStream, Protocol):
+    """A stream to the leader, which leases messages as well."""
+
+    def lease(self, call: LeaseCall) -> LeasedMessages:
+        """Lease messages. Waits up to `wait_ms` at the server while there are none. Raises: RayMQError."""
 
 
 def open_connection(
@@ -81,7 +91,7 @@ class FollowedFetchStream:
 
     def __init__(
         self,
-        stream: FetchStream,
+        stream: LeaseStream,
         watch: FetchWatch,
         *,
         on_failure: Callable[[RayMQError], object],
@@ -109,10 +119,19 @@ class FollowedFetchStream:
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Like `flight_client.FlightFetchStream.fetch`, but waits for FOLLOWED_WAIT_MS at most."""
-        wait_ms = min(request.wait_ms, FOLLOWED_WAIT_MS)
+        short = request._replace(wait_ms=min(request.wait_ms, FOLLOWED_WAIT_MS))
+        return self._followed(lambda: self._stream.fetch(short), short.wait_ms)
+
+    def lease(self, call: LeaseCall) -> LeasedMessages:
+        """Like `flight_client.FlightFetchStream.lease`, but waits for FOLLOWED_WAIT_MS at most."""
+        short = call._replace(wait_ms=min(call.wait_ms, FOLLOWED_WAIT_MS))
+        return self._followed(lambda: self._stream.lease(short), short.wait_ms)
+
+    def _followed(self, ask: Callable[[], _Answer], wait_ms: int) -> _Answer:
+        """The answer of the replica, unless that is left meanwhile. Raises: RayMQError."""
         self._late_ms = self._clock.monotonic_ms() + wait_ms + self._silent_ms
         try:
-            return self._stream.fetch(request._replace(wait_ms=wait_ms))
+            return ask()
         except RayMQError as error:
             self._on_failure(error)
             raise

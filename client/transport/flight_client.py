@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api import fetches
+from raymq.actors.api import fetches, leases
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.puts import unpack_acks
 from raymq.actors.protocol import flight_messages, tls
 from raymq.actors.protocol.column_puts import pack_put
@@ -333,10 +334,26 @@ class FlightPutStream(FlightStream):
 
 
 class FlightFetchStream(FlightStream):
-    """Requests out, batches of raw records in, one request at a time."""
+    """Requests out, batches of raw records in, one request at a time: fetches, and leases of messages."""
 
     schema = flight_messages.FETCH_SCHEMA
     _number = 0
+
+    def lease(self, call: LeaseCall) -> LeasedMessages:
+        """Lease messages. Waits up to `wait_ms` at the server while there are none.
+
+        Raises: the server's error if it refused the call; Unavailable when the stream broke.
+        """
+        self._number += 1
+        self._write(flight_messages.pack({"id": self._number, "lease": leases.pack_call(call)}))
+        chunk = self._read()
+        try:
+            head, records = flight_messages.unpack_records(chunk.app_metadata, chunk.data)
+            if "error" not in head:
+                return leases.unpack_leased(head, records)
+        except (KeyError, TypeError, ValueError, Rejected) as error:
+            raise Unavailable(f"not an answer of a shard: {error}", field="stream") from error
+        raise from_wire(head["error"])
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Read queues. Waits up to `wait_ms` at the server while all are empty.

@@ -20,7 +20,8 @@ import ray
 import ray.exceptions
 import ray.util.client
 
-from raymq.actors.api import fetches
+from raymq.actors.api import fetches, leases
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.puts import unpack_acks
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, pack_call
@@ -278,7 +279,24 @@ def _node_ip() -> str | None:
 
 
 class RayFetchStream(_RayStream):
-    """Reads, one request at a time."""
+    """Reads and leases, one request at a time."""
+
+    def lease(self, call: LeaseCall) -> LeasedMessages:
+        """Like `flight_client.FlightFetchStream.lease`. A long wait is several calls."""
+        clock = Clock()
+        deadline_ms = clock.monotonic_ms() + call.wait_ms
+        while True:
+            self._check()
+            left = max(0, deadline_ms - clock.monotonic_ms())
+            short = call._replace(wait_ms=min(left, READ_WAIT_MS_MAX))
+            try:
+                reference = self._actor.lease.remote(self._cluster_id, leases.pack_call(short))
+            except Exception as error:
+                raise translate(error, self._name) from error
+            head, data = self._result(reference)
+            found = leases.unpack_leased(head, _records(data))
+            if found.number or clock.monotonic_ms() >= deadline_ms:
+                return found
 
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Like `flight_client.FlightFetchStream.fetch`. A long wait is several calls."""
@@ -298,5 +316,8 @@ class RayFetchStream(_RayStream):
 
 
 def _fetched(head: dict[str, object], data: pa.Buffer | None) -> FetchSlice:
-    records = None if data is None else pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)
-    return fetches.unpack_slice(head, records)
+    return fetches.unpack_slice(head, _records(data))
+
+
+def _records(data: pa.Buffer | None) -> pa.Array | None:
+    return None if data is None else pa.ipc.read_record_batch(data, FETCH_SCHEMA).column(0)

@@ -53,6 +53,7 @@ from .connection import (
     FetchStream,
     FetchWatch,
     FollowedFetchStream,
+    LeaseStream,
     Transport,
     open_connection,
 )
@@ -230,8 +231,8 @@ class Routes:
             self._failed.pop(shard, None)
         return LeaderRoute(named.endpoint, max(named.epoch, tried.epoch))
 
-    def fetch_stream(self, shard: int) -> FetchStream:
-        """A stream for reads. Closing it closes its connection. Raises: Unavailable."""
+    def fetch_stream(self, shard: int) -> LeaseStream:
+        """A stream for reads and leases. Closing it closes its connection. Raises: Unavailable."""
         connection, route = self.connect_leader(shard)
         try:
             # A connection that is closed here stays open until its stream is closed.

@@ -73,6 +73,7 @@ RUNS: dict[str, RunCommand] = {
     "group pause": group_commands.GROUP_PAUSE,
     "group resume": group_commands.GROUP_RESUME,
     "group delete": group_commands.GROUP_DELETE,
+    "lease release": group_commands.LEASE_RELEASE,
     "topic query": query_commands.query,
     "topic tail": query_commands.tail,
     "topic browse": query_commands.browse,
@@ -314,6 +315,11 @@ group resume  = resume_group
 group delete  = delete_group
     @json @cluster
     group GROUP  name of the group
+lease *  messages that workers have leased
+lease release  = release_leases
+    @json @cluster
+    group GROUP  name of the group
+    --topic TOPIC  only messages of this topic (default: of all topics)
 topic query  the newest messages with a key, or of a time, over all queues
     @json @cluster
     topic TOPIC  name of the topic

@@ -56,6 +56,10 @@ def _described(
             owner += ", which releases it"
         if queue["locked_by"] is not None:
             owner = f"locked by {queue['locked_by']}, renewed {queue['lock_age_s']:.0f} s ago"
+        if queue["leased"] is not None:
+            owner = (
+                f"workers, {queue['leased']} leased, {queue['waiting']} wait to be delivered again"
+            )
         lines.append(f"  {_queue(queue)}: {owner}, {_progress(queue)}")
     return facts, lines
 
@@ -107,6 +111,16 @@ def _state(text: str) -> Show:
 
 GROUP_PAUSE = ClusterOperation("pause_group", "group", "", _state("paused"))
 GROUP_RESUME = ClusterOperation("resume_group", "group", "", _state("resumed"))
+
+
+def _released(
+    options: argparse.Namespace, cluster: object, count: int
+) -> tuple[dict[str, object], list[str]]:
+    facts = {"group": options.group, "topic": options.topic, "released": count}
+    return facts, [f"{options.group}: messages taken back from their workers: {count}"]
+
+
+LEASE_RELEASE = ClusterOperation("release_leases", "group", "topic", _released)
 
 
 def group_lag(options: argparse.Namespace, console: Console) -> int:

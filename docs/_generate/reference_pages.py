@@ -196,6 +196,7 @@ NO_OPTIONS = {
     "self",
     "cluster",
     "topic",
+    "topics",
     "name",
     "config",
     "clock",
@@ -418,6 +419,14 @@ def configuration_page() -> str:
     ]
     lines += ["`cluster.async_consumer(topic)`.", ""]
     for option in signature_options(raymq.Consumer):
+        lines += definition(option)
+    lines += [
+        "## Workers",
+        "",
+        "Keywords of `Workers`, `AsyncWorkers`, `cluster.workers(topics)` and ",
+    ]
+    lines += ["`cluster.async_workers(topics)`.", ""]
+    for option in signature_options(raymq.Workers):
         lines += definition(option)
     lines += ["## Queue", "", "Keywords of `raymq.Queue`.", ""]
     for option in signature_options(raymq.Queue, keep=("cluster",)):

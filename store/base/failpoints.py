@@ -35,6 +35,8 @@ NAMES: dict[str, str] = {
     "groups.appended": "the records of a step of a consumer group are appended, none is confirmed",
     "groups.confirmed": "the records of a step of a consumer group are confirmed, no answer has left",
     "groups.claim_appended": "the claim of a queue is appended, it is not confirmed",
+    "groups.lease_appended": "a lease of messages is appended, it is not confirmed",
+    "groups.settle_appended": "the settlement of leased messages is appended, it is not confirmed",
     "timer.files_synced": "timer log and wheel are synced, timercheck is not written",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
     "mend.copied": "the new file of a damaged segment is complete and synced, the old one has the name",

@@ -20,6 +20,10 @@ from raymq.store.base.checksum import crc32c
 from raymq.store.base.errors import Corrupt, RayMQError
 from raymq.store.base.failpoints import fail_point
 from raymq.store.config.delay_levels import LEVELS_SERVICE
+from raymq.store.groups.leases.entries import ResetEntry
+from raymq.store.groups.leases.lease_table import SETTLE
+from raymq.store.groups.leases.offsets import OFFSET_MAX
+from raymq.store.groups.leases.packing import pack_checked
 from raymq.store.groups.members import GROUP, GroupFacts, dated, group_value
 from raymq.store.put.inner_message import ServiceProgress
 from raymq.store.put.inner_put import InnerPut
@@ -318,6 +322,15 @@ def _import_offsets(store: ServiceHost, put: InnerPut, table: Table, is_new: boo
         have = store.state.offsets.get((group, topic), {})
         found = {int(queue): int(offset) for queue, offset in offsets.items()}
         changes = {queue: found[queue] for queue in _keys_to_import(found, have, is_new)}
+        leased = store.leases.group(group).queues
+        resets = [
+            ResetEntry((topic, queue), offset)
+            for queue, offset in changes.items()
+            if (topic, queue) in leased and 0 <= offset <= OFFSET_MAX
+        ]
+        if resets:
+            # A settlement of workers would take these offsets back.
+            put.put_state_record(SETTLE, pack_checked(group, resets))
         if changes:
             body = shard_state.offsets_body(group, topic, changes)
             put.put_state_record(shard_state.OFFSETS, body)

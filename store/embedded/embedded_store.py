@@ -28,7 +28,8 @@ from raymq.store.log.flush import FlushFailed, FlushRealTime, GroupCommit, Segme
 from raymq.store.log.segments.read_ahead import ReadAhead
 from raymq.store.put.inner_message import InnerMessage
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
-from raymq.store.services.leases import LeaseDecision, LeaseService
+from raymq.store.services.lease_decisions import LeaseDecision
+from raymq.store.services.leases import LeaseService
 from raymq.store.services.transaction import Half, TransactionService
 from raymq.store.state.topics import QueueKey
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from raymq.store.base.clock import Clock, StoreTimeClock
-from raymq.store.base.errors import Corrupt, RayMQError, Unavailable, broken
+from raymq.store.base.errors import Corrupt, RayMQError, Rejected, Unavailable, broken
 from raymq.store.base.files import NOT_TRIED, Files
 from raymq.store.base.format import (
     DECISIONS_TOPIC,
@@ -660,9 +660,24 @@ class MessageStore:
             return [each for each in producer_ids if producers.epoch(each) is not None]
 
     def commit_offsets(self, group: str, topic: str, offsets: dict[int, int]) -> AppendedRows:
-        """Store a group's next offsets in the log. Raises: Rejected for a name that no group may have."""
+        """Store a group's next offsets in the log.
+
+        Raises: Rejected for a name that no group may have, and while workers of the group have messages of the topic:
+        their next settlement would take these offsets back.
+        """
         check_group_name(group)
-        return self.inner_put.put_state_record(OFFSETS, offsets_body(group, topic, offsets))
+
+        def decide() -> list[tuple[str, bytes]]:
+            if self.leases.is_used(group, topic):
+                raise Rejected(
+                    f"workers of group {group} have leased messages of {topic}: their settlements commit its offsets",
+                    field="group",
+                    limit="a group without workers",
+                    found=group,
+                )
+            return [(OFFSETS, offsets_body(group, topic, offsets))]
+
+        return self.inner_put.put_decided(decide) or AppendedRows.up_to(self.log.end)
 
     # --- shutdown ---------------------------------------------------------------------------------
 

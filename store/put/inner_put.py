@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from raymq.store.base.errors import Rejected, require
@@ -35,8 +35,8 @@ class RecordGroup(NamedTuple):
 
     #: kind and body of each
     records: Sequence[tuple[str, bytes]]
-    #: they come before the records
-    messages: Sequence[InnerMessage] = ()
+    #: they come before the records. Encoded ones are not used again
+    messages: Sequence[InnerMessage | EncodedInner] = ()
 
 
 class InnerPut:
@@ -94,16 +94,12 @@ class InnerPut:
             return appended
 
     def put_groups(
-        self,
-        service: str,
-        decide: Callable[[], Sequence[RecordGroup]],
-        *,
-        then: Callable[[], None] = lambda: None,
+        self, service: str, decide: Callable[[], Iterable[RecordGroup]]
     ) -> AppendedRows | None:
         """Append groups of records that a decision on the state needs, and apply them.
 
-        Args: `service`: whose decision it is. `decide`: as of `put_decided`; a crash may leave the first groups only.
-        `then`: called with the put lock held, when all are appended and applied.
+        Args: `service`: whose decision it is. `decide`: as of `put_decided`; a crash may leave the first groups only. A
+        generator goes on after each group when that is appended and applied.
         Returns, Raises: as `put_decided`; also Rejected for a group of more than `config.record_bytes_max`, which is
         not stored.
         """
@@ -112,7 +108,6 @@ class InnerPut:
             appended = None
             for group in decide():
                 appended = self._append_group(service, group)
-            then()
             return appended
 
     def _append_group(self, service: str, group: RecordGroup) -> AppendedRows:
@@ -121,7 +116,10 @@ class InnerPut:
 
         self._check_open()
         host = self._log.store_host
-        encoded = [EncodedInner(message, store_host=host) for message in group.messages]
+        encoded = [
+            each if isinstance(each, EncodedInner) else EncodedInner(each, store_host=host)
+            for each in group.messages
+        ]
         records = [self._records.encode_state_record(*each) for each in group.records]
         progress = ServiceProgress(service, {})
         head = ProgressRecord(progress, now_ms=self._clock.now_ms(), store_host=host)

@@ -13,6 +13,7 @@ from raymq.store.groups.group_table import GroupTable
 from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queues import ConsumeQueues
+from raymq.store.queues.message_filter import LookLimit, MessageFilter
 from raymq.store.records.requests import AppendedRows, FetchSlice, PutRequest
 from raymq.store.state.shard_state import ShardState
 
@@ -62,6 +63,19 @@ class ServiceHost(Protocol):
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The half-open range of readable offsets of a queue."""
+
+    def fetch(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_records: int,
+        wanted: MessageFilter | None = None,
+        look: LookLimit | None = None,
+    ) -> FetchSlice:
+        """Records of a queue that are not checked."""
 
     def fetch_whole(
         self, topic: str, queue_id: int, offset: int, *, max_bytes: int, max_records: int

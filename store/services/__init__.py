@@ -10,6 +10,10 @@ write_decisions     which staged rows a write consists of: the first decision of
 decision_body       a decision as the body of its record
 resolutions         the outcomes of half messages
 leases              workers that share the messages of queues
+lease_offers        what queues have for them
+lease_copies        copies for the dead letters and the retry topic, made before the put lock is taken
+lease_decisions     calls that wait together are decided together, and share records
+leased_records      the messages that a worker has leased
 retry               send-back of consumers, and the dead letter queue
 stored_message      one stored message, to be put again with changes
 """

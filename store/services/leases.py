@@ -6,58 +6,55 @@ its messages. An answer counts once everything in the log is as durable as the h
 
 from __future__ import annotations
 
-import bisect
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
-from raymq.store.base.format import RETRY_PREFIX
+from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.groups.claims import Claim
-from raymq.store.groups.leases.entries import LeaseEntry, SettleOutcome, TimeEntry
+from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.key_order import slots_of
-from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, LeasePlan
-from raymq.store.groups.leases.lease_table import LEASE, SETTLE
-from raymq.store.groups.leases.offsets import NO_OFFSETS, OffsetColumn
-from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX, LeaseOptions
-from raymq.store.groups.leases.packing import pack_checked
-from raymq.store.groups.leases.requests import Copy, LeaseRequest, Offer, SettleRequest
-from raymq.store.put.inner_message import InnerMessage
-from raymq.store.put.inner_put import RecordGroup
+from raymq.store.groups.leases.lease_machine import LeaseMachine, LeasePlan
+from raymq.store.groups.leases.offsets import OffsetColumn
+from raymq.store.groups.leases.options import LeaseOptions
+from raymq.store.groups.leases.requests import (
+    NO_SESSION,
+    LeaseAnswer,
+    LeaseRequest,
+    Offer,
+    SettleItem,
+    SettleRequest,
+)
 from raymq.store.put.service_host import ServiceHost
-from raymq.store.records.requests import AppendedRows
+from raymq.store.records.requests import MessageSelector
 from raymq.store.state.features import LEASES_LEVEL
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
 
-from .retry import copy_of, queue_of
-from .stored_message import StoredMessage, read, read_one
+from .lease_copies import LeaseCopies
+from .lease_decisions import LeaseDecision, LeaseDecisions, Shared
+from .lease_offers import LeaseOffers, Wanted, key_of
+from .retry import queue_of
+from .stored_message import StoredMessage
 
-logger = logging.getLogger("raymq.store")
-
-#: the service of the bundles that copies and settlements make
-SERVICE = "leases"
-#: properties of a dead letter: why it is one, and the session that had it last
-DEAD_REASON, DEAD_HOLDER = "DLQ_REASON", "DLQ_HOLDER"
-
-
-#: properties with a message's key, as text or in base64: a key has one of these forms
-KEY_PROPERTIES = ("__SHARDINGKEY", "__KEY_B64")
 #: orders of a group's messages
 ORDERS = ("", "key", "queue")
-#: messages whose keys are looked at together
-KEYS_READ_MAX = 1_000
+#: bytes of the messages of one lease
+LEASED_BYTES_MAX = 4 << 20
 
 
-class LeaseDecision(NamedTuple):
-    """A decision of the machine whose records were appended."""
+class QueueLeases(NamedTuple):
+    """How a group of workers stands in one queue."""
 
-    plan: LeasePlan
-    #: None: it needed no record
-    appended: AppendedRows | None
+    #: everything below is settled
+    low: int
+    #: the first offset that was never leased
+    next: int
+    #: messages that workers have
+    leased: int
+    #: messages that wait for their next delivery
+    waiting: int
 
 
 class LeaseService:
@@ -66,13 +63,19 @@ class LeaseService:
     def __init__(self, store: ServiceHost, *, shard: int = 0) -> None:
         self._store = store
         self._shard = shard
-        self._options: dict[str, LeaseOptions] = {}
-        #: by group; made from the state when the group is used first
-        self._machines: dict[str, LeaseMachine] = {}
+        self._offers = LeaseOffers(store)
+        self._decisions = LeaseDecisions(store, LeaseCopies(store, shard))
+
+    @property
+    def uncopied_count(self) -> int:
+        """Messages that were settled as dead without a copy, since this leadership began."""
+        return self._decisions.uncopied_count
 
     def activate(self) -> None:
-        """Begin to lead: every lease gets its whole time again. Callers: before any other call of this leadership."""
-        self._machines.clear()
+        """Begin to lead: every lease gets its whole time again, from now on. Callers: before any other call of this
+        leadership. Raises: Unavailable unless this replica leads.
+        """
+        self._decisions.activate()
 
     def configure(self, group: str, options: LeaseOptions) -> None:
         """Set the options of a group. Raises: Rejected for an unknown order."""
@@ -83,13 +86,12 @@ class LeaseService:
                 limit=ORDERS,
                 found=options.order,
             )
-        self._options[group] = options
-        machine = self._machines.get(group)
-        if machine is not None and machine.options != options:
-            if machine.options.order == options.order:
-                machine.change_options(options)
-            else:
-                del self._machines[group]
+        self._decisions.options[group] = options
+
+    def _options(self, group: str) -> LeaseOptions:
+        return self._decisions.options.get(group, LeaseOptions())
+
+    # --- leases -----------------------------------------------------------------------------------
 
     def lease(
         self,
@@ -98,65 +100,70 @@ class LeaseService:
         queues: Sequence[QueueKey],
         *,
         start: str = "earliest",
+        selector: MessageSelector | None = None,
+        max_bytes: int = LEASED_BYTES_MAX,
     ) -> LeaseDecision:
         """Lease messages of some queues of this shard.
 
-        Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset.
-        Raises: Rejected for a topic that does not exist, and for a queue that a member has claimed. Otherwise as
-        `InnerPut.put_groups`.
+        Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset. `selector`: only
+        these messages; the others are settled. `max_bytes`: of messages that are leased for the first time, at least
+        one of each queue.
+        Raises: Rejected for a topic that does not exist or is compacted, and for a queue that a member has claimed.
+        Unavailable for a queue that was deleted or reset meanwhile. Otherwise as `InnerPut.put_groups`.
         """
-        store = self._store
-        ranges = {key: store.queue_range(*key) for key in queues}
+        ranges = {key: self._store.queue_range(*key) for key in queues}
         self._prepare(group, ranges, start)
         self._read_keys(group)
-        columns = store.leases.group(group).queues
-        has_keys = self._options.get(group, LeaseOptions()).order == "key"
-        looked = {
-            key: self._look(key, columns[key].next, ranges[key][1], has_keys=has_keys)
-            for key in queues
-        }
+        has_keys = self._options(group).order == "key"
+        wanted = Wanted(request.max_records, max_bytes, selector, has_keys)
+        most = 2 * request.max_records
+
+        decision, is_whole = self._lease_from(group, request, ranges, wanted, most)
+        answer = decision.plan.answer
+        if isinstance(answer, LeaseAnswer) and not answer.number and not is_whole and most:
+            # What the first queues have may be taken by now, or has to wait.
+            decision, _ = self._lease_from(group, request, ranges, wanted, None)
+        return decision
+
+    def _lease_from(
+        self,
+        group: str,
+        request: LeaseRequest,
+        ranges: dict[QueueKey, tuple[int, int]],
+        wanted: Wanted,
+        most: int | None,
+    ) -> tuple[LeaseDecision, bool]:
+        """Lease messages. Returns: the decision, and whether all queues were looked at.
+
+        Args: `most`: queues are not looked at beyond so many messages; None: all are looked at.
+        """
+        columns = self._store.leases.group(group).queues
+        looked: list[Offer] = []
+        is_whole = True
+
+        for key, (_, end) in ranges.items():
+            offered = sum(each.stop - each.first for each in looked)
+            # What comes again is offered of all queues.
+            is_needed = most is None or offered < most
+            is_whole &= is_needed
+            known = columns.get(key)
+            if known is None:
+                raise _moved(group, key)
+            looked.append(self._offers.look(key, known.next, end if is_needed else 0, wanted))
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            for key, (first, _) in ranges.items():
+                self._check_queue(group, key)
+                if not self._is_ready(group, key, first):
+                    raise _moved(group, key)
             offers = [
-                each._replace(due=machine.due(key, request.max_records, now_ms))
-                for key, each in looked.items()
+                each._replace(due=machine.due(each.key, request.max_records, now_ms))
+                for each in looked
             ]
             return machine.lease(request, offers, now_ms)
 
-        return self._decide(group, decide)
-
-    def settle(self, group: str, request: SettleRequest) -> LeaseDecision:
-        """Settle leased messages. Raises: Rejected for too many rejected messages; as `InnerPut.put_groups`."""
-        self._read_keys(group)
-        return self._decide(group, lambda machine, now_ms: machine.settle(request, now_ms))
-
-    def extend(self, group: str, session: bytes, lease_ms: int | None = None) -> LeaseDecision:
-        """Give all leases of a session more time: `LeaseMachine.extend`."""
-        return self._decide(
-            group, lambda machine, now_ms: machine.extend(session, now_ms, lease_ms=lease_ms)
-        )
-
-    def set_deadline(
-        self, group: str, number: int, key: QueueKey, offset: int, length_ms: int, *, gives_up: bool
-    ) -> LeaseDecision:
-        """Give one message a deadline of its own: `LeaseMachine.set_deadline`."""
-        return self._decide(
-            group,
-            lambda machine, now_ms: machine.set_deadline(
-                number, key, offset, length_ms, now_ms, gives_up=gives_up
-            ),
-        )
-
-    def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
-        """Let a group go on elsewhere in a queue. All of its leases there end."""
-        return self._decide(group, lambda machine, now_ms: machine.reset(key, offset))
-
-    def forget_idle(self) -> None:
-        """Forget sessions that hold nothing and were not used for an hour."""
-        for group in list(self._machines):
-            self._decide(group, lambda machine, now_ms: machine.forget_idle(now_ms))
-
-    # --- the parts of a decision ------------------------------------------------------------------
+        shared = Shared(True, request.session)
+        return self._decisions.decide(group, decide, shared), is_whole
 
     def _prepare(self, group: str, ranges: dict[QueueKey, tuple[int, int]], start: str) -> None:
         """Let the queues begin, and settle what retention has deleted."""
@@ -164,6 +171,13 @@ class LeaseService:
         store.note_feature_level(LEASES_LEVEL)
         for target in (dlq_topic(group), retry_topic(group)):
             queue_of(store, target, self._shard)
+        columns = store.leases.group(group).queues
+        is_done = all(
+            self._is_ready(group, key, first) and (known := columns.get(key)) and known.low >= first
+            for key, (first, _) in ranges.items()
+        )
+        if is_done:
+            return
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
             plan = LeasePlan()
@@ -173,68 +187,143 @@ class LeaseService:
                 begin = max(
                     first, known if known is not None else end if start == "latest" else first
                 )
-                plan.groups += machine.begin(key, begin).groups + machine.trim(key, first).groups
+                if self._is_ready(group, key, first):
+                    plan.groups += machine.trim(key, first).groups
+                else:
+                    plan.groups += machine.reset(key, begin).groups
             return plan
 
-        self._decide(group, decide)
+        self._decisions.decide(group, decide)
+
+    def _is_ready(self, group: str, key: QueueKey, first: int) -> bool:
+        """Whether leases of a queue may go on where they are. Args: `first`: the first offset of the queue.
+
+        A stream, a person or an import may have committed another offset while no worker had anything of the queue.
+        """
+        columns = self._store.leases.group(group).queues.get(key)
+        if columns is None:
+            return False
+        committed = self._store.state.offsets.get((group, key[0]), {}).get(key[1])
+        if committed is None or columns.next > columns.low:
+            return True
+        return max(committed, first) == max(columns.low, first)
 
     def _check_queue(self, group: str, key: QueueKey) -> None:
         """Raises: Rejected, if a group may not lease messages of a queue. Has the put lock."""
         topic, queue_id = key
-        if topic not in self._store.state.topics:
+        info = self._store.state.topics.get(topic)
+        if info is None:
             raise unknown_topic(topic)
+        if info.compacted:
+            raise Rejected(
+                f"topic {topic} is compacted: it keeps the latest message of each key, and no worker settles one",
+                field="topic",
+                limit="a topic that is not compacted",
+                found=topic,
+            )
         held = self._store.claims.held(group, topic, {queue_id: None})
         if held:
             raise _belongs(group, topic, queue_id, held[queue_id])
 
-    def _look(self, key: QueueKey, first: int, end: int, *, has_keys: bool) -> Offer:
-        """What of a queue was never leased, with what the machine needs to know of these messages."""
-        stop = max(first, min(end, first + LEASE_OFFSETS_MAX))
-        is_retry = key[0].startswith(RETRY_PREFIX)
-        if first == stop or not (is_retry or has_keys):
-            return Offer(key, NO_OFFSETS, first, stop)
+    # --- settlements, more time -------------------------------------------------------------------
 
-        found = self._read(key, first, stop)
-        stop = first + len(found)
-        tries = np.array([0 if each is None else each.reconsume_times for each in found], np.uint16)
-        slots = slots_of(list(map(_key_of, found))) if has_keys else None
-        return Offer(
-            key, NO_OFFSETS, first, stop, slots=slots, attempts=tries if is_retry else None
+    def settle(self, group: str, request: SettleRequest) -> LeaseDecision:
+        """Settle leased messages. Offsets that their lease does not hold any more are refused, and the others settled.
+
+        Raises: Rejected for a request that no record could say, and for a new session or refused messages, if the
+        shard remembers as many as it may. Otherwise as `InnerPut.put_groups`.
+        """
+        self._read_keys(group)
+        numbers = frozenset(item.number for item in request.items)
+        return self._decisions.decide(
+            group,
+            lambda machine, now_ms: machine.settle(request, now_ms),
+            Shared(False, request.session, numbers),
         )
 
-    def _read(self, key: QueueKey, first: int, stop: int) -> list[StoredMessage | None]:
-        """Some messages of a queue that follow each other, the first ones; None: one cannot be read."""
-        try:
-            most = min(stop - first, KEYS_READ_MAX)
-            found, _ = read(self._store, *key, first, max_records=most)
-        except (Corrupt, OffsetOutOfRange):
-            return [None]
-        whole: list[StoredMessage | None] = []
-        for each in found:
-            gap = each.queue_offset - first - len(whole)
-            whole += [None] * min(gap, most - len(whole))
-            if len(whole) < most:
-                whole.append(each)
-        return whole or [None]
+    def extend(
+        self,
+        group: str,
+        session: bytes,
+        lease_ms: int | None = None,
+        numbers: Iterable[int] | None = None,
+    ) -> LeaseDecision:
+        """Give leases of a session more time: `LeaseMachine.extend`."""
+        named = None if numbers is None else list(numbers)
+        return self._decisions.decide(
+            group,
+            lambda machine, now_ms: machine.extend(
+                session, now_ms, numbers=named, lease_ms=lease_ms
+            ),
+        )
+
+    def set_deadline(
+        self, group: str, number: int, key: QueueKey, offset: int, length_ms: int, *, gives_up: bool
+    ) -> LeaseDecision:
+        """Give one message a deadline of its own: `LeaseMachine.set_deadline`."""
+        return self._decisions.decide(
+            group,
+            lambda machine, now_ms: machine.set_deadline(
+                number, key, offset, length_ms, now_ms, gives_up=gives_up
+            ),
+        )
+
+    def give_back(
+        self, group: str, number: int, key: QueueKey, offsets: OffsetColumn
+    ) -> LeaseDecision:
+        """Take messages of a lease back that its worker did not get: this attempt does not count."""
+        item = SettleItem(number, key, offsets, SettleOutcome.RETURNED)
+        return self.settle(group, SettleRequest(NO_SESSION, 0, [item]))
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
+        """Let a group go on elsewhere in a queue. All of its leases there end."""
+        self._store.note_feature_level(LEASES_LEVEL)
+        return self._decisions.decide(group, lambda machine, now_ms: machine.reset(key, offset))
+
+    def release(self, group: str, topic: str | None = None) -> LeaseDecision:
+        """Take what workers have back: others get it at once. Args: `topic`: of these messages; None: all."""
+        return self._decisions.decide(group, lambda machine, now_ms: machine.release(topic))
+
+    def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
+        """How a group stands in each queue that its workers have leased messages of."""
+        found: dict[QueueKey, QueueLeases] = {}
+
+        def look() -> list[tuple[str, bytes]]:
+            for key, each in self._store.leases.group(group).queues.items():
+                found[key] = QueueLeases(each.low, each.next, each.open_count, each.waiting_count)
+            return []
+
+        self._store.inner_put.put_decided(look)
+        return found
+
+    def forget_idle(self, in_use: Container[str] = ()) -> None:
+        """Forget sessions that hold nothing and were not used for an hour, and groups that have nothing else.
+
+        Args: `in_use`: groups whose options stay.
+        """
+        self._decisions.forget_idle(in_use)
+
+    # --- keys -------------------------------------------------------------------------------------
 
     def _read_keys(self, group: str) -> None:
         """Read the keys of what an earlier leader has leased, if their order counts."""
-        machine = self._machines.get(group)
-        if self._options.get(group, LeaseOptions()).order != "key":
+        if self._options(group).order != "key" or not self._decisions.has_unread_keys(group):
             return
-        if machine is None or machine.is_stale:
-            self._decide(group, lambda machine, now_ms: LeasePlan())
-            machine = self._machines[group]
+        unread: dict[QueueKey, OffsetColumn] = {}
 
-        for key in list(self._store.leases.group(group).queues):
-            offsets = machine.without_keys(key)
-            if not len(offsets):
-                continue
+        def look(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            unread.update(machine.unread)
+            return LeasePlan()
+
+        self._decisions.decide(group, look)
+        for key, offsets in unread.items():
             first, stop = int(offsets[0]), int(offsets[-1]) + 1
             found: list[StoredMessage | None] = []
             while first + len(found) < stop:
-                found += self._read(key, first + len(found), stop)
-            slots = slots_of(list(map(_key_of, found)))[offsets - first]
+                found += self._offers.read(key, first + len(found), stop)
+            slots = slots_of(list(map(key_of, found)))[offsets - first]
             self._note_keys(group, key, offsets, slots)
 
     def _note_keys(
@@ -244,87 +333,15 @@ class LeaseService:
             machine.note_keys(key, offsets, slots)
             return LeasePlan()
 
-        self._decide(group, note)
-
-    def _machine(self, group: str) -> LeaseMachine:
-        """The machine of a group. Has the put lock."""
-        machine = self._machines.get(group)
-        if machine is None or machine.is_stale:
-            options = self._options.get(group, LeaseOptions())
-            now_ms = self._store.clock.monotonic_ms()
-            machine = LeaseMachine(self._store.leases, group, options, now_ms)
-            self._machines[group] = machine
-        return machine
-
-    def _decide(self, group: str, call: Callable[[LeaseMachine, int], LeasePlan]) -> LeaseDecision:
-        """Decide, and append what the decision needs."""
-        made: list[tuple[LeaseMachine, LeasePlan, int]] = []
-
-        def decide() -> list[RecordGroup]:
-            now_ms = self._store.clock.monotonic_ms()
-            machine = self._machine(group)
-            machine.copies_max = COPIES_MAX
-            while True:
-                plan = call(machine, now_ms)
-                groups = [self._records_of(group, each) for each in plan.groups]
-                if machine.copies_max == 1 or not any(map(self._is_large, groups)):
-                    break
-                # A plan changes nothing: one with fewer copies takes its place.
-                machine.copies_max //= 2
-            made.append((machine, plan, now_ms))
-            return groups
-
-        def note() -> None:
-            machine, plan, now_ms = made[-1]
-            machine.note(plan, now_ms)
-
-        appended = self._store.inner_put.put_groups(SERVICE, decide, then=note)
-        return LeaseDecision(made[-1][1], appended)
-
-    def _is_large(self, group: RecordGroup) -> bool:
-        """Whether other puts would wait too long for the copies of a group."""
-        copied_bytes = sum(len(message.body) for message in group.messages)
-        return copied_bytes > self._store.config.bundle_bytes_max
-
-    def _records_of(self, group: str, wanted: AppendGroup) -> RecordGroup:
-        """A group of entries as a record, with the messages that are copied."""
-        is_lease = any(isinstance(entry, LeaseEntry) for entry in wanted.entries)
-        look = self._store.log.marks.clock_look
-        at_ms = max(look.wall_ms - look.jumped_ms, self._store.state.store_time_ms)
-        body = pack_checked(group, [TimeEntry(at_ms), *wanted.entries])
-        record = (LEASE if is_lease else SETTLE), body
-        found = [self._copy(group, copy) for copy in wanted.copies]
-        return RecordGroup([record], [each for each in found if each is not None])
-
-    def _copy(self, group: str, copy: Copy) -> InnerMessage | None:
-        """The copy of a message for the dead letters or for the retry topic; None: it cannot be read any more."""
-        store = self._store
-        is_dead = copy.outcome == SettleOutcome.DEAD
-        target = dlq_topic(group) if is_dead else retry_topic(group)
-        if target not in store.state.topics:
-            raise Unavailable(f"topic {target} was deleted; repeat the call")
-        try:
-            message = read_one(store, *copy.key, copy.offset)
-        except Corrupt as error:
-            logger.warning("a message is settled without its copy for %s: %s", target, error)
-            return None
-        if message is None:
-            return None
-
-        levels = store.config.delay_levels_ms
-        level = 0 if is_dead else min(bisect.bisect_left(levels, copy.delay_ms) + 1, len(levels))
-        queue_id = queue_of(store, target, self._shard)
-        made = copy_of(message, target, queue_id, level, copy.attempts)
-        if not is_dead:
-            return made
-        more = {DEAD_REASON: copy.reason, DEAD_HOLDER: copy.holder.hex()}
-        return replace(made, properties={**made.properties, **more})
+        self._decisions.decide(group, note)
 
 
-def _key_of(message: StoredMessage | None) -> bytes:
-    """What stands for a message's key; empty: it has none, or cannot be read."""
-    found = {} if message is None else message.properties
-    return next((found[name].encode() for name in KEY_PROPERTIES if name in found), b"")
+def _moved(group: str, key: QueueKey) -> Unavailable:
+    topic, queue_id = key
+    return Unavailable(
+        f"queue {queue_id} of {topic} was deleted or reset for group {group} meanwhile; ask again",
+        field="queue",
+    )
 
 
 def _belongs(group: str, topic: str, queue_id: int, claim: Claim) -> Rejected:

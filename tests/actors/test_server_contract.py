@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from raymq.actors.api.leases import LeaseCall, LeasedMessages, LeasedQueue
 from raymq.client.transport.connection import Connection
 from raymq.store.base.errors import (
     AnotherShard,
+    Corrupt,
     OffsetOutOfRange,
     RayMQError,
     Rejected,
@@ -21,6 +24,7 @@ from raymq.store.base.errors import (
     from_wire,
 )
 from raymq.store.base.format import pack_host
+from raymq.store.groups.leases.options import LeaseOptions
 from raymq.store.records.record import SmallBatch, encode_batch, encode_record, small_batch
 from raymq.store.records.requests import FetchRequest, FetchSlice, MessageSelector
 from tests.support.batches import batch
@@ -353,3 +357,55 @@ def test_a_client_of_another_cluster_is_refused(connect: Connect) -> None:
             attempt()
         assert isinstance(refused.value, AnotherShard)
         assert refused.value.field == "cluster_id"
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def lease_call(**changes: Any) -> LeaseCall:
+    made = LeaseCall(
+        *("g", ("t",), b"s" * 16, 1, 10, MANY, 0, "earliest"),
+        LeaseOptions(),
+        MessageSelector("TAG", "a || b"),
+    )
+    return made._replace(**changes)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_lease_brings_its_facts_and_its_messages(
+    backend: FakeBackend, connection: Connection, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    offsets, attempts = np.arange(5, 5 + count), np.full(count, 3)
+    damaged = {70: Corrupt("damaged", offset=7)}
+    queue = LeasedQueue(("t", 1), offsets, attempts, np.array([80, 82]), damaged)
+    records = pa.array([b"record %d" % number for number in range(count)], pa.binary())
+    answer = LeasedMessages(1, 9, 60_000, [queue], records)
+    calls: list[LeaseCall] = []
+
+    def lease(call: LeaseCall, is_left: object) -> LeasedMessages:
+        calls.append(call)
+        return answer
+
+    monkeypatch.setattr(backend, "lease", lease)
+    with closing(connection.fetch_stream()) as stream:
+        found = stream.lease(lease_call())
+    assert calls == [lease_call()]
+    assert (found.request, found.number, found.lease_ms) == (1, 9, 60_000)
+    (part,) = found.queues
+    assert part.key == ("t", 1)
+    assert part.offsets.tolist() == offsets.tolist()
+    assert part.attempts.tolist() == attempts.tolist()
+    assert part.missing.tolist() == [80, 82]
+    assert isinstance(part.damaged[70], Corrupt)
+    assert found.records == records
+
+
+def test_a_lease_without_messages_and_one_that_is_refused(
+    backend: FakeBackend, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(connection.fetch_stream()) as stream:
+        assert stream.lease(lease_call(request=4)) == LeasedMessages(4)
+        with pytest.raises(Rejected, match="start is 'now'"):
+            stream.lease(lease_call(start="now"))
+        # The stream stays usable.
+        assert stream.lease(lease_call(request=5)) == LeasedMessages(5)

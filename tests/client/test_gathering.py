@@ -16,7 +16,8 @@ from raymq.client.produce.linger import SWEEP_MIN, LingerQueue
 from raymq.client.produce.open_batch import OpenBatch
 from raymq.client.produce.producer import Producer
 from raymq.client.produce.queue_sequence import BatchReceipt
-from raymq.client.produce.send_future import BatchFuture, wake_callers
+from raymq.client.produce.send_future import BatchFuture
+from raymq.client.transport.chained_future import wake_callers
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import DeliveryUnknown
 from raymq.store.records.record import SMALL_ROWS_MAX, SmallBatch

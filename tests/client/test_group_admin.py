@@ -238,3 +238,17 @@ def test_a_group_goes_on_where_another_one_is(cluster: Cluster, shell: Shell, gr
         assert consumer.committed() == {0: 3, 2: 5}
     with pytest.raises(Rejected, match="nobody-knows-it"):
         cluster.reset_group(group, "group:nobody-knows-it")
+
+
+def test_what_workers_hold_is_taken_back(cluster: Cluster, shell: Shell, group: str) -> None:
+    with cluster.workers("t", group=group, prefetch=0) as workers:
+        message = workers.get(30)
+        assert message is not None
+        # Each shard may lease one ahead of the answer of the other.
+        assert shell.run("lease", "release", group) == 0, shell.err
+        shown = shell.stdout.getvalue().decode()
+        assert shown.startswith(f"{group}: messages taken back from their workers: ")
+        assert shown.strip()[-1] in "12"
+        with pytest.raises(Fenced):
+            message.ack()
+    assert cluster.release_leases(group, topic="t") == 0

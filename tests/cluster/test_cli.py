@@ -1047,6 +1047,8 @@ def test_the_top_level_names_are_exactly_these_and_lazy() -> None:
         "Consumer",
         "AsyncProducer",
         "AsyncConsumer",
+        "Workers",
+        "AsyncWorkers",
         "Queue",
         "errors",
         "matching",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raymq.actors.api.leases import LeaseCall, LeasedMessages
 from raymq.actors.api.shard_api import PutTicket, notify_all_done
 from raymq.actors.server.flight.flight_server import Server, serve
 from raymq.client.produce.open_batch import OpenBatch
@@ -82,6 +83,7 @@ class FakeBackend:
         self.queues: dict[tuple[str, int], FakeQueue] = {}
         self.routes: dict[str, str] = {}
 
+        self.lease_calls: list[LeaseCall] = []
         #: every put that arrived, refused or not
         self.puts: list[PutRequest] = []
         #: raised by the next puts, one each; None lets one pass
@@ -318,6 +320,11 @@ class FakeBackend:
                 )
 
         return found
+
+    def lease(self, call: LeaseCall, is_left: Callable[[], bool]) -> LeasedMessages:
+        """Keep the call, and lease nothing."""
+        self.lease_calls.append(call)
+        return LeasedMessages(call.request)
 
     def call(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """The operations that clients use."""

@@ -177,6 +177,7 @@ def groups(leader: LeaderScope) -> dict[str, object]:
         "clients": leader.groups.foreign_counts(),
         "paused": [group for group in leader.groups.paused() if group in members],
         "with_offsets": sorted(with_offsets),
+        "workers": sorted(leader.store.leases.groups),
     }
 
 

@@ -9,6 +9,7 @@ from raymq.actors.api import call_arguments
 from raymq.actors.leader.group_service import GroupService
 from raymq.actors.leader.queue_claims import QueueClaims
 from raymq.actors.leader.transactions import Transactions
+from raymq.actors.leader.worker_leases import WorkerLeases
 from raymq.actors.supervise.replica_parts import ReplicaParts
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
 from raymq.store.delay.timer_cancel import CancelledTimer
@@ -24,6 +25,7 @@ class LeaderScope(Protocol):
     store: MessageStore
     groups: GroupService
     claims: QueueClaims
+    leases: WorkerLeases
     transactions: Transactions
 
     def check_serving(self) -> None:

@@ -6,6 +6,7 @@ from raymq.actors.api.operations import merge
 
 from . import (
     groups,
+    leases,
     offsets,
     producers,
     queries,
@@ -23,6 +24,7 @@ OPERATIONS = merge(
     offsets.OPERATIONS,
     retries.OPERATIONS,
     groups.OPERATIONS,
+    leases.OPERATIONS,
     queries.OPERATIONS,
     timers.OPERATIONS,
     transactions.OPERATIONS,

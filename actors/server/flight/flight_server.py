@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from raymq.actors.api import fetches
+from raymq.actors.api import fetches, leases
 from raymq.actors.api.held_fetch import HeldFetch
 from raymq.actors.api.shard_api import ShardBackend
 from raymq.actors.protocol import flight_messages
@@ -227,6 +227,9 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 request = flight_messages.unpack(chunk.app_metadata)
                 number = request.get("id", 0)
                 try:
+                    if "lease" in request:
+                        self._lease(context, send, number, request["lease"])
+                        continue
                     wanted = fetches.unpack_request(request, wait_limit_ms=FETCH_WAIT_MS_MAX)
                     slices = self._read(context, wanted)
                 except RayMQError as error:
@@ -256,6 +259,23 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                         break
                 else:
                     return []
+
+    def _lease(
+        self,
+        context: flight.ServerCallContext,
+        send: _LockedSend,
+        number: int,
+        fields: dict[str, Any],
+    ) -> None:
+        """Answer a request for leased messages. Raises: RayMQError."""
+        call = leases.unpack_call(fields, wait_limit_ms=FETCH_WAIT_MS_MAX)
+        found = self._backend.lease(call, lambda: self._stopping or context.is_cancelled())
+        head, records = leases.pack_leased(found)
+        head["id"] = number
+        if records is None:
+            send(flight_messages.pack(head))
+        else:
+            send(*flight_messages.pack_records(head, records))
 
     @staticmethod
     def _send_slice(send: _LockedSend, number: int, part: FetchSlice, *, is_last: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raymq.actors.api import fetches, puts
+from raymq.actors.api import fetches, leases, puts
 from raymq.actors.api.shard_api import ShardBackend
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.protocol.ray_calls import READ_WAIT_MS_MAX, unpack_call
@@ -161,6 +161,30 @@ class RayMethods:
             with self._lock:
                 self._reading -= 1
 
+    def lease(
+        self, cluster_id: str, fields: Mapping[str, object]
+    ) -> tuple[dict[str, object], object]:
+        """Lease messages, and wait while there are none, up to the lower of the call's wait and READ_WAIT_MS_MAX.
+
+        Args: `fields`: `leases.pack_call`.
+        Returns: `leases.pack_leased`, its records as the buffer of a FETCH_SCHEMA batch.
+        """
+        self._check_identity(cluster_id)
+        with self._lock:
+            self._reading += 1
+            crowded = self._reading > CROWD
+
+        try:
+            limit_ms = CROWDED_WAIT_MS if crowded else READ_WAIT_MS_MAX
+            call = leases.unpack_call(fields, wait_limit_ms=limit_ms)
+            head, records = leases.pack_leased(self._backend.lease(call, lambda: False))
+            return head, None if records is None else _buffer(records)
+        except (TypeError, ValueError, KeyError) as error:
+            raise Rejected(f"bad lease: {error!r}", field="lease", limit="the method's") from error
+        finally:
+            with self._lock:
+                self._reading -= 1
+
     def call(self, cluster_id: str, op: str, args: Mapping[str, object]) -> dict[str, Any]:
         """An administrative operation. Raises: the shard's errors, Rejected for bad arguments."""
         self._check_identity(cluster_id)
@@ -183,6 +207,8 @@ class RayMethods:
 
 def _slice(part: FetchSlice) -> tuple[dict[str, object], object]:
     head, records = fetches.pack_slice(part)
-    if records is None:
-        return head, None
-    return head, pa.record_batch([records], schema=FETCH_SCHEMA).serialize()
+    return head, None if records is None else _buffer(records)
+
+
+def _buffer(records: pa.Array) -> object:
+    return pa.record_batch([records], schema=FETCH_SCHEMA).serialize()

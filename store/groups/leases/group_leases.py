@@ -95,7 +95,12 @@ class GroupLeases:
     @property
     def in_flight(self) -> int:
         """Offsets that are leased and not settled."""
-        return sum(each.open_count for each in self.queues.values())
+        return sum(each.open_count for each in list(self.queues.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Offsets that wait for their next lease."""
+        return sum(each.waiting_count for each in list(self.queues.values()))
 
     def open_of(self, number: int) -> Iterator[tuple[QueueKey, OffsetColumn]]:
         """What a lease still holds, by queue."""

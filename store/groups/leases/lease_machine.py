@@ -7,7 +7,7 @@ all that is in the log is confirmed; without entries it also waits for a check t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from raymq.store.state.topics import QueueKey
 from . import key_order
 from .entries import (
     TO_BURY_MS,
+    EndEntry,
     Entry,
     ForgetEntry,
     LeasedPart,
@@ -36,8 +37,14 @@ from .group_leases import NEW_SESSION, GroupLeases, WorkerSession, bytes_of
 from .lease_table import LeaseTable
 from .lease_times import LeaseTimes
 from .offsets import NO_OFFSETS, OffsetColumn
-from .options import COPIES_MAX, DELAY_IN_PLACE_MS_MAX, LEASE_OFFSETS_MAX, LeaseOptions
-from .queue_columns import OPEN, QueueColumns
+from .options import (
+    COPIES_MAX,
+    DELAY_IN_PLACE_MS_MAX,
+    LEASE_OFFSETS_MAX,
+    MS_MAX,
+    LeaseOptions,
+)
+from .queue_columns import ATTEMPTS_MAX, OPEN, QueueColumns
 from .request_checks import (
     check_groups,
     check_key,
@@ -69,6 +76,8 @@ SESSION_IDLE_MS = 3_600_000
 REFUSED_BYTES_MAX = 16 << 20
 #: a group that is used and needs no record gets one after so long, so that it does not count as unused
 MARK_EVERY_MS = 86_400_000
+#: parts of leases that one record takes back
+RELEASED_MAX = 1_000
 #: verdicts that settle a message for ever
 _FINAL = (SettleOutcome.ACKED, SettleOutcome.REJECTED)
 _NO_SLOTS = np.zeros(0, dtype=np.uint16)
@@ -79,6 +88,17 @@ class AppendGroup(NamedTuple):
 
     entries: Sequence[Entry]
     copies: Sequence[Copy] = ()
+
+
+@dataclass
+class _Draft:
+    """What leases take that are decided, and not applied yet."""
+
+    #: queue -> the first offset that none of them has
+    next: dict[QueueKey, int] = field(default_factory=dict)
+    #: messages, and leases
+    in_flight: int = 0
+    numbers: int = 0
 
 
 @dataclass
@@ -108,6 +128,10 @@ class LeaseMachine:
         self.options = options
         #: messages that one step copies. A caller whose append group would be too large lowers it
         self.copies_max = COPIES_MAX
+        #: a longer delay than the retry topic knows is waited for in place; so are messages that cannot be copied
+        self.move_ms_max = MS_MAX
+        self.unmovable: Set[tuple[QueueKey, int]] = frozenset()
+        self._draft = _Draft()
         self._times = LeaseTimes(self._group, options)
         self._times.activate(now_ms)
         #: when the group got its last record
@@ -115,11 +139,7 @@ class LeaseMachine:
         #: session -> when it was used last
         self._used_ms = dict.fromkeys(self._group.sessions, now_ms)
         #: in the order of keys: messages of an earlier leader, whose keys are not known yet
-        self._without_keys = (
-            {key: left for key, each in self._group.queues.items() if len(left := each.unsettled())}
-            if options.order == "key"
-            else {}
-        )
+        self._without_keys = self._unread_keys()
 
     @property
     def _group(self) -> GroupLeases:
@@ -132,8 +152,73 @@ class LeaseMachine:
         return not self._times.is_of(self._table.known(self._name))
 
     def change_options(self, options: LeaseOptions) -> None:
-        """Take other options, from the next decision on. Those of another order need another machine."""
+        """Take other options, from the next decision on. Times go on."""
+        order = self.options.order
         self.options = self._times.options = options
+        if order != options.order:
+            for columns in self._group.queues.values():
+                columns.slot[:] = 0
+            self._without_keys = self._unread_keys()
+
+    def _unread_keys(self) -> dict[QueueKey, OffsetColumn]:
+        """The messages of each queue whose keys are not known, if their order counts."""
+        if self.options.order != "key":
+            return {}
+        queues = self._group.queues.items()
+        return {key: left for key, each in queues if len(left := each.unsettled())}
+
+    # --- decisions that share a record ------------------------------------------------------------
+
+    def may_share(self, plan: LeasePlan) -> bool:
+        """Whether others may be decided before the entries of a plan are applied, and share its record."""
+        if self.options.order or len(plan.groups) != 1:
+            return False
+        (group,) = plan.groups
+        if group.copies or len(group.entries) != 1:
+            return False
+        (entry,) = group.entries
+        if isinstance(entry, SettleEntry):
+            return not entry.session or entry.session in self._group.sessions
+        if not isinstance(entry, LeaseEntry) or entry.session not in self._group.sessions:
+            return False
+        # A settlement of what was leased before must come first.
+        queues = self._group.queues
+        return all(
+            not len(part.taken) or part.taken[0] >= queues[part.key].next for part in entry.parts
+        )
+
+    def draft(self, plan: LeasePlan) -> int:
+        """Decide as if the entry of a plan were applied, until `end_draft`. Returns: of how many offsets it is.
+
+        Callers: for plans that `may_share`. What is decided meanwhile is appended after it, or with it.
+        """
+        (entry,) = plan.entries
+        if isinstance(entry, SettleEntry):
+            return sum(len(group.offsets) for group in entry.groups)
+        if not isinstance(entry, LeaseEntry):
+            return 0
+
+        count = 0
+        self._draft.numbers += entry.number > 0
+        for part in entry.parts:
+            columns = (part.taken, part.filtered, part.passed)
+            last = max(int(each[-1]) for each in columns if len(each))
+            self._draft.next[part.key] = last + 1
+            self._draft.in_flight += len(part.taken)
+            count += sum(map(len, columns))
+        return count
+
+    def end_draft(self) -> None:
+        """Decide on the state alone again."""
+        self._draft = _Draft()
+
+    def _next(self, key: QueueKey, columns: QueueColumns) -> int:
+        """The first offset of a queue that was never leased."""
+        return max(columns.next, self._draft.next.get(key, 0))
+
+    @property
+    def _in_flight(self) -> int:
+        return self._group.in_flight + self._draft.in_flight
 
     # --- leases -----------------------------------------------------------------------------------
 
@@ -154,8 +239,8 @@ class LeaseMachine:
         columns = self._group.queues[key]
         if not self._table.may_grow(self._name):
             return 0
-        in_window = columns.low + self.options.window - columns.next
-        return max(0, min(in_window, self.options.max_in_flight - self._group.in_flight))
+        in_window = columns.low + self.options.window - self._next(key, columns)
+        return max(0, min(in_window, self.options.max_in_flight - self._in_flight))
 
     def lease(self, request: LeaseRequest, offers: Sequence[Offer], now_ms: int) -> LeasePlan:
         """Decide on a lease. Args: `offers`: what its queues have, in the order of preference.
@@ -172,7 +257,7 @@ class LeaseMachine:
         self._times.advance(now_ms)
         plan, parts = LeasePlan(), []
         wanted = min(request.max_records, LEASE_OFFSETS_MAX)
-        room = self.options.max_in_flight - self._group.in_flight
+        room = self.options.max_in_flight - self._in_flight
         for offer in _each_queue_once(offers):
             if wanted <= 0:
                 break
@@ -184,7 +269,7 @@ class LeaseMachine:
 
         lease_ms = min(request.lease_ms or self.options.lease_ms, self.options.max_lease_ms)
         is_lease = any(len(part.taken) for part in parts)
-        number = self._table.number + 1 if is_lease else 0
+        number = self._table.number + self._draft.numbers + 1 if is_lease else 0
         leased = [self._leased(part) for part in parts if len(part.taken)]
         plan.answer = LeaseAnswer(request.request, number, lease_ms if is_lease else 0, leased)
         if parts:
@@ -222,6 +307,12 @@ class LeaseMachine:
         columns = self._group.queues.get(offer.key)
         if columns is None or offer.key in self._without_keys:
             return None
+        if offer.matches is None and not self.options.order:
+            # All that is looked at is taken, or stays as it is.
+            most = self._next(offer.key, columns) + max(0, min(wanted, room))
+            offer = offer._replace(stop=min(offer.stop, most))
+            if not len(offer.due) and offer.stop <= self._next(offer.key, columns):
+                return None
         fresh, slots, before = self._fresh_of(columns, offer)
         if self.options.order:
             due = columns.unsettled()
@@ -245,7 +336,7 @@ class LeaseMachine:
         is_out = columns.status[columns.at(left)] == OPEN
         room -= len(left) - int(np.count_nonzero(is_out))
         chosen = chosen[: max(0, min(wanted - len(left), room))]
-        last = int(chosen[-1]) if len(chosen) else columns.next - 1
+        last = int(chosen[-1]) if len(chosen) else self._next(offer.key, columns) - 1
         if is_blocked and passes_blocked_ones():
             last = int(fresh[-1])
         return self._part(columns, offer, left, fresh, chosen, last, slots, before, plan)
@@ -262,10 +353,11 @@ class LeaseMachine:
     ) -> tuple[OffsetColumn, npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
         """What of an offer matches and was never leased: the offsets, their slots and earlier attempts."""
         stop = min(offer.stop, columns.low + self.options.window)
-        gone = columns.next - offer.first
-        if gone < 0 or stop <= columns.next or not self._table.may_grow(self._name):
+        first = self._next(offer.key, columns)
+        gone = first - offer.first
+        if gone < 0 or stop <= first or not self._table.may_grow(self._name):
             return NO_OFFSETS, _NO_SLOTS, _NO_SLOTS
-        offsets = np.arange(columns.next, stop)
+        offsets = np.arange(first, stop)
         rows = slice(gone, stop - offer.first)
         matches = np.ones(len(offsets), np.bool_) if offer.matches is None else offer.matches[rows]
         slots = np.zeros(len(offsets), np.uint16) if offer.slots is None else offer.slots[rows]
@@ -287,13 +379,15 @@ class LeaseMachine:
         """The part of a lease with these offsets, and with those up to `last` that it passes over."""
         used = fresh <= last
         rest = fresh[~used]
-        end = columns.next
-        if offer.first <= columns.next and self._table.may_grow(self._name):
+        first = end = self._next(offer.key, columns)
+        if offer.first <= first and self._table.may_grow(self._name):
             stop = min(offer.stop, columns.low + self.options.window)
             end = max(end, int(rest[0]) if len(rest) else stop)
-        passed = fresh[used][np.isin(fresh[used], chosen, assume_unique=True, invert=True)]
-        filtered = np.arange(columns.next, end)
-        if len(filtered):
+        passed = filtered = NO_OFFSETS
+        if self.options.order:
+            passed = fresh[used][np.isin(fresh[used], chosen, assume_unique=True, invert=True)]
+        if offer.matches is not None and end > first:
+            filtered = np.arange(first, end)
             filtered = filtered[np.isin(filtered, fresh, assume_unique=True, invert=True)]
         if not any(map(len, (due, chosen, filtered, passed))):
             return None
@@ -313,7 +407,7 @@ class LeaseMachine:
             fresh = part.taken[~is_old]
             used = np.sort(np.concatenate((fresh, part.passed)))
             attempts[~is_old] += part.before[np.searchsorted(used, fresh)]
-        return Leased(part.key, part.taken, attempts.astype(np.uint16))
+        return Leased(part.key, part.taken, attempts.clip(0, ATTEMPTS_MAX).astype(np.uint16))
 
     def _dead_of(
         self, columns: QueueColumns, offsets: OffsetColumn
@@ -490,13 +584,24 @@ class LeaseMachine:
         for each in np.unique(attempts).tolist():
             offsets = left[attempts == each]
             delay_ms = self.options.backoff_of(each) if item.delay_ms is None else item.delay_ms
+            moved, rest = self._moved_of(columns, item.key, offsets, delay_ms)
             room = self.copies_max - len(draft.copies)
-            is_crowded = columns.next - columns.low > self.options.window // 2
-            moves = delay_ms > DELAY_IN_PLACE_MS_MAX or is_crowded
-            if not moves or self.options.order:
-                room = 0
-            self._add_copies(draft, item, offsets[:room], SettleOutcome.MOVED, "delayed", delay_ms)
-            draft.add(SettleOutcome.NACKED, item, offsets[room:], delay_ms)
+            self._add_copies(draft, item, moved[:room], SettleOutcome.MOVED, "delayed", delay_ms)
+            for stays in (moved[room:], rest):
+                draft.add(SettleOutcome.NACKED, item, stays, delay_ms)
+
+    def _moved_of(
+        self, columns: QueueColumns, key: QueueKey, offsets: OffsetColumn, delay_ms: int
+    ) -> tuple[OffsetColumn, OffsetColumn]:
+        """The offsets that wait for a delay in the retry topic, and those that wait where they are."""
+        is_crowded = columns.next - columns.low > self.options.window // 2
+        is_long = delay_ms > DELAY_IN_PLACE_MS_MAX
+        if self.options.order or delay_ms > self.move_ms_max or not (is_long or is_crowded):
+            return NO_OFFSETS, offsets
+        if not self.unmovable:
+            return offsets, NO_OFFSETS
+        stays = np.array([(key, each) in self.unmovable for each in offsets.tolist()], np.bool_)
+        return offsets[~stays], offsets[stays]
 
     def _add_copies(
         self,
@@ -597,8 +702,26 @@ class LeaseMachine:
         checked_offsets(np.array([offset]))
         return LeasePlan([AppendGroup([ResetEntry(key, offset)])])
 
+    def release(self, topic: str | None) -> LeasePlan:
+        """Take what workers have back, for an operator: others get it at once. The attempts count.
+
+        Args: `topic`: of these messages; None: all.
+        """
+        settled = [
+            Settled(SettleOutcome.NACKED, number, key, 0, offsets)
+            for number in self._group.leases
+            for key, offsets in self._group.open_of(number)
+            if topic in (None, key[0])
+        ]
+        return LeasePlan(
+            [
+                AppendGroup([SettleEntry(NO_SESSION, 0, settled[at : at + RELEASED_MAX])])
+                for at in range(0, len(settled), RELEASED_MAX)
+            ]
+        )
+
     def forget_idle(self, now_ms: int) -> LeasePlan:
-        """Forget sessions that hold nothing and were not used for an hour."""
+        """Forget sessions that hold nothing and were not used for an hour, and a group that has nothing else."""
         holding = {lease.session for lease in self._group.leases.values()}
         self._used_ms = {each: self._used_ms.get(each, now_ms) for each in self._group.sessions}
         idle = [
@@ -606,6 +729,9 @@ class LeaseMachine:
             for session, used_ms in self._used_ms.items()
             if session not in holding and now_ms - used_ms >= SESSION_IDLE_MS
         ]
+        group = self._table.groups.get(self._name)
+        if group is not None and not group.queues and len(idle) == len(group.sessions):
+            return LeasePlan([AppendGroup([EndEntry()])])
         return LeasePlan([AppendGroup([ForgetEntry(idle)])]) if idle else LeasePlan()
 
     # --- keys -------------------------------------------------------------------------------------
@@ -614,13 +740,19 @@ class LeaseMachine:
         """The messages of a queue whose keys a new leader has to read before it leases others, in the order of keys."""
         return self._without_keys.get(key, NO_OFFSETS)
 
+    @property
+    def unread(self) -> dict[QueueKey, OffsetColumn]:
+        """`without_keys` of each queue that has some."""
+        return dict(self._without_keys)
+
     def note_keys(
         self, key: QueueKey, offsets: OffsetColumn, slots: npt.NDArray[np.uint16]
     ) -> None:
         """Take the slots of the keys of all messages that `without_keys` named."""
-        columns = self._group.queues[key]
-        inside = columns.inside(offsets)
-        columns.slot[columns.at(offsets[inside])] = slots[inside]
+        columns = self._group.queues.get(key)
+        if columns is not None:
+            inside = columns.inside(offsets)
+            columns.slot[columns.at(offsets[inside])] = slots[inside]
         self._without_keys.pop(key, None)
 
     def _check_keys(self, key: QueueKey) -> None:

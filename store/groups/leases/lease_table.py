@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .entries import EndEntry, Entry, LeaseEntry, NumberEntry, keys_of
+from .entries import EndEntry, Entry, LeaseEntry, NumberEntry, ResetEntry, keys_of
 from .group_leases import GroupLeases
 from .packing import pack, unpack
 
@@ -53,6 +53,10 @@ class LeaseTable:
         """What a group has, or what `coming` gave for it."""
         return self.groups.get(name) or self._coming.get(name)
 
+    def forget_coming(self, name: str) -> None:
+        """Forget a group of which there is no record. Machines that know it are not used any more."""
+        self._coming.pop(name, None)
+
     def apply_packed(self, body: bytes) -> dict[tuple[str, str], dict[int, int]]:
         """Account for one record. Returns: (group, topic) -> queue -> low mark, of those that have moved.
 
@@ -63,6 +67,9 @@ class LeaseTable:
         before = {key: each.low for key, each in self.group(name).queues.items() if key in keys}
         for entry in entries:
             self.apply(name, entry)
+            if isinstance(entry, ResetEntry):
+                # Others may have committed another offset meanwhile.
+                before.pop(entry.key, None)
 
         moved: dict[tuple[str, str], dict[int, int]] = {}
         for key, columns in self.group(name).queues.items():

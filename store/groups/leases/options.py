@@ -14,6 +14,14 @@ LEASE_OFFSETS_MAX = 65_536
 COPIES_MAX = 64
 #: the longest time that a record can say
 MS_MAX = (1 << 32) - 2
+#: limits of what workers ask for: shortest and longest lease, in ms
+LEASE_MS = (1_000, 3_600_000)
+MAX_LEASE_MS_MAX = 7 * 86_400_000
+IN_FLIGHT_MAX = 1_000_000
+ATTEMPTS_MAX = 1_000
+#: how many delays a group may have, and the longest one
+BACKOFF_MAX = 100
+DELAY_MS_MAX = 7_200_000
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class QueueColumns:
         self.next = low
         #: offsets that are leased and not settled
         self.open_count = 0
+        #: ... and those that wait
+        self.waiting_count = 0
         #: offsets that were settled because their messages were deleted before
         self.expired_count = 0
         self._make(_FIRST_ROOM)
@@ -188,6 +190,9 @@ class QueueColumns:
         self, offsets: OffsetColumn, status: int, *, number: int = 0, delay_ms: int = 0
     ) -> None:
         places = self.at(offsets)
+        self.waiting_count -= int(np.count_nonzero(self.status[places] == WAITING))
+        if status == WAITING:
+            self.waiting_count += len(places)
         self.status[places] = status
         self.number[places] = number
         self.delay_ms[places] = delay_ms
@@ -272,7 +277,9 @@ class QueueColumns:
         self.number[places] = entry.numbers
         self.attempts[places] = entry.attempts
         self.delay_ms[places] = entry.delays_ms
-        self.open_count += int(np.count_nonzero(entry.numbers > 0))
+        open_count = int(np.count_nonzero(entry.numbers > 0))
+        self.open_count += open_count
+        self.waiting_count += len(entry.numbers) - open_count
 
 
 def _check_range(key: QueueKey, column: OffsetColumn, most: int) -> None:

@@ -1,0 +1,221 @@
+"""Settles messages at one shard, with one thread: what waits goes together, and one call is under way at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from raymq.actors.api.leases import pack_items, unpack_refused
+from raymq.client.client_thread import ClientThread, join_at_close
+from raymq.client.transport.ask import moved
+from raymq.client.transport.chained_future import ChainedFuture, wake_callers
+from raymq.client.transport.routes import Routes
+from raymq.store.base.errors import Bug, Fenced, RayMQError, Rejected, Unavailable
+from raymq.store.groups.leases.entries import SettleOutcome
+from raymq.store.groups.leases.offsets import OffsetColumn
+from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX
+from raymq.store.groups.leases.requests import RefusedOffsets, SettleItem, offsets_of
+from raymq.store.state.topics import QueueKey
+
+#: how long one call may take. It is repeated under its number
+CALL_TIMEOUT_S = 10.0
+#: after a call that failed
+RETRY_S = 0.2
+#: items of one call: offsets of one lease and queue with one verdict
+ITEMS_MAX = 4_096
+#: offsets that an error names
+SHOWN_MAX = 10
+
+
+class _Pending(NamedTuple):
+    """A settlement that a program waits for."""
+
+    items: Sequence[SettleItem]
+    future: ChainedFuture[None]
+
+
+class ShardSettles:
+    """The settlements of one session. Threads: any may call; one sends.
+
+    A call is repeated under its number until it is answered: its session has one under way at a time, so that a
+    repeated one gets its first answer.
+    """
+
+    def __init__(self, routes: Routes, shard: int, arguments: Mapping[str, object]) -> None:
+        """Args: `arguments`: of every call: those that name the session, and its options."""
+        self._routes = routes
+        self._shard = shard
+        self._group = str(arguments["group"])
+        self._arguments = arguments
+        self._changed = threading.Condition()
+        self._pending: deque[_Pending] = deque()
+        self._number = 0
+        self._is_sending = False
+        self._ends = False
+        #: calls that fail are not repeated any more
+        self._gives_up = False
+        #: started with the first settlement
+        self._thread: ClientThread | None = None
+
+    def add(self, items: Sequence[SettleItem]) -> ChainedFuture[None]:
+        """Settle messages. Returns: a future that ends when that is durable, or with Fenced naming what was lost.
+
+        Raises: Rejected after the end.
+        """
+        future: ChainedFuture[None] = ChainedFuture()
+        with self._changed:
+            if self._ends:
+                raise Rejected(
+                    "the workers are closed: their messages are not settled any more, and others get them",
+                    field="workers",
+                    limit="open",
+                )
+            self._pending.append(_Pending(items, future))
+            if self._thread is None:
+                self._thread = ClientThread(self._run, f"raymq-settles-{self._shard}")
+                self._thread.start()
+            self._changed.notify_all()
+        return future
+
+    def flush(self, timeout_s: float, arguments: Mapping[str, object]) -> None:
+        """Wait for what is under way, for so long at most. Args: `arguments`: of the calls after that."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending and not self._is_sending, timeout_s)
+            self._arguments = arguments
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is under way, for so long at most. What has no answer then may be settled or not."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._pending and not self._is_sending, timeout_s)
+            self._gives_up = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            join_at_close(self._thread, self._routes.transport)
+
+    def abandon(self) -> None:
+        """Let the thread end. No lock is taken: the collector calls it anywhere."""
+        self._ends = self._gives_up = True
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._pending and not self._ends:
+                    self._changed.wait(1.0)
+                if not self._pending:
+                    return
+                taken = self._take()
+                self._is_sending = True
+
+            try:
+                refused = self._send(_gathered(taken))
+            except BaseException as error:
+                # Without an answer its caller would wait for ever.
+                fault = error if isinstance(error, RayMQError) else Bug(f"settle: {error!r}")
+                for each in taken:
+                    each.future.set_exception(fault)
+            else:
+                for each in taken:
+                    self._finish(each, refused)
+            wake_callers([each.future for each in taken])
+
+            with self._changed:
+                self._is_sending = False
+                self._changed.notify_all()
+
+    def _take(self) -> list[_Pending]:
+        """What goes with the next call. Needs the lock."""
+        taken: list[_Pending] = []
+        offsets = items = rejected = 0
+
+        while self._pending:
+            first = self._pending[0]
+            offsets += sum(len(each.offsets) for each in first.items)
+            items += len(first.items)
+            rejected += sum(
+                len(each.offsets) for each in first.items if each.verdict == SettleOutcome.REJECTED
+            )
+            is_full = offsets > LEASE_OFFSETS_MAX or items > ITEMS_MAX or rejected > COPIES_MAX
+            if taken and is_full:
+                break
+            taken.append(self._pending.popleft())
+        return taken
+
+    def _send(self, items: Sequence[SettleItem]) -> list[RefusedOffsets]:
+        """One call, until it is answered. Raises: the shard's error; Unavailable, DeliveryUnknown at the end."""
+        self._number += 1
+        arguments = {
+            **self._arguments,
+            "settle": self._number,
+            "items": pack_items(items),
+        }
+        while True:
+            try:
+                answer = self._routes.call(self._shard, "settle", arguments, CALL_TIMEOUT_S)
+                return unpack_refused(answer["refused"])
+            except RayMQError as error:
+                if self._gives_up or not (error.retriable or moved(error)):
+                    raise
+            with self._changed:
+                self._changed.wait_for(lambda: self._gives_up, RETRY_S)
+
+    def _finish(self, pending: _Pending, refused: Iterable[RefusedOffsets]) -> None:
+        lost: dict[QueueKey, list[OffsetColumn]] = {}
+        for item in pending.items:
+            for each in refused:
+                if (each.number, each.key) == (item.number, item.key):
+                    found = np.intersect1d(item.offsets, each.offsets)
+                    if len(found):
+                        lost.setdefault(item.key, []).append(found)
+        if lost:
+            pending.future.set_exception(lost_error(self._group, lost))
+        else:
+            pending.future.set_result(None)
+
+
+def _gathered(taken: Iterable[_Pending]) -> list[SettleItem]:
+    """The items of several settlements, those of one lease, queue and verdict together."""
+    found: dict[tuple[int, QueueKey, SettleOutcome, int | None], list[OffsetColumn]] = {}
+    for pending in taken:
+        for item in pending.items:
+            what = item.number, item.key, item.verdict, item.delay_ms
+            found.setdefault(what, []).append(item.offsets)
+    return [
+        SettleItem(number, key, offsets_of(np.concatenate(offsets)), verdict, delay_ms)
+        for (number, key, verdict, delay_ms), offsets in found.items()
+    ]
+
+
+def lost_error(group: str, lost: dict[QueueKey, list[OffsetColumn]]) -> Fenced:
+    """Why messages were not settled."""
+    offsets = [
+        (topic, queue_id, offset)
+        for (topic, queue_id), found in sorted(lost.items())
+        for offset in np.unique(np.concatenate(found)).tolist()
+    ]
+    shown = ", ".join(
+        f"{offset} of queue {queue} of {topic}" for topic, queue, offset in offsets[:SHOWN_MAX]
+    )
+    more = f" and {len(offsets) - SHOWN_MAX} more" if len(offsets) > SHOWN_MAX else ""
+    return Fenced(
+        f"the lease of message {shown}{more} is over, and nothing of it was settled: another worker of group {group} "
+        "may have it, or it is settled already. The work may be done twice, the settlement is not",
+        group=group,
+        offsets=offsets,
+    )
+
+
+def unanswered(shard: int, timeout_ms: float) -> Unavailable:
+    """Why a caller hears nothing of its settlement yet."""
+    return Unavailable(
+        f"shard {shard} did not answer within {timeout_ms:g} ms; the settlement is repeated until it does, while the "
+        "workers are open",
+        shard=shard,
+    )
