@@ -46,6 +46,12 @@ def test_no_job_of_a_durable_queue_is_lost_with_its_worker(printed: list[str]) -
 
 
 @pytest.mark.thorough
+@pytest.mark.program(example("workers.py"))
+def test_the_job_of_a_killed_worker_is_done_by_another_one(printed: list[str]) -> None:
+    assert answers(printed) == [{"jobs": 200, "done": 200, "died": 1, "attempts": 2}]
+
+
+@pytest.mark.thorough
 @pytest.mark.program(example("serve_scores.py", runs=2))
 def test_a_killed_serve_replica_comes_back_with_its_state(printed: list[str]) -> None:
     assert answers(printed) == [
