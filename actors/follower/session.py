@@ -238,12 +238,11 @@ class FollowerSession:
 
     def _acknowledge_syncs(self, stream: _LeaderStream) -> None:
         while not stream.ended.is_set():
-            durable = self._log.wait_durable(stream.acknowledged + 1, ACK_WAIT_MS)
-            if durable == stream.acknowledged:
+            self._log.wait_durable(stream.acknowledged + 1, ACK_WAIT_MS)
+            if not self._note_synced(stream):
                 if self._log.is_stopping():
                     stream.ended.wait(STOPPING_WAIT_S)
                 continue
-            stream.acknowledged = durable
             try:
                 self._send_ack(stream)
             except Exception:
@@ -251,6 +250,15 @@ class FollowerSession:
                     raise
                 # Its reader gets an error too.
                 return
+
+    def _note_synced(self, stream: _LeaderStream) -> bool:
+        """Whether another end is durable than was acknowledged. It counts as acknowledged now."""
+        # A cut changes both ends. One that was read before it would hide the next sync.
+        with self._lock:
+            durable = self._log.durable()
+            is_new = durable != stream.acknowledged
+            stream.acknowledged = durable
+        return is_new
 
     def acknowledge_synced(self) -> bool:
         """Acknowledge what is durable, if that takes no wait. To wake the stream's thread for it costs as much.

@@ -340,6 +340,38 @@ def test_syncs_are_acknowledged_after_a_cut_as_before(port, session, monkeypatch
     line.hang_up()
 
 
+def test_a_cut_after_the_durable_end_was_read_hides_no_later_sync(port, session, monkeypatch):
+    monkeypatch.setattr(session_module, "UNACKNOWLEDGED_BYTES_MAX", 3)
+    wait_durable = port.wait_durable
+    is_read, is_cut = threading.Event(), threading.Event()
+
+    def read_before_the_cut(offset: int, timeout_ms: int) -> int:
+        found = wait_durable(offset, timeout_ms)
+        if offset == 4 and not is_read.is_set():
+            is_read.set()
+            is_cut.wait(10)
+        return found
+
+    monkeypatch.setattr(port, "wait_durable", read_before_the_cut)
+    line = Line(session, incarnation=1)
+    line.say(Hello(3, 0), to=0)
+    line.hear()
+    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
+    wait_until(lambda: port.log.end == 3, "the append")
+    port.sync()
+    assert line.hear() == Ack(3, 3, 3)
+    assert is_read.wait(10)
+
+    unit = unit_of(b"xyz")
+    line.say(AppendEntries(0, 0, 0, (unit,)), b"xyz")
+    line.say(AppendEntries(3, unit.value, 0, ()))
+    assert line.hear() == Ack(3, 3, 0)
+    is_cut.set()
+    port.sync()
+    assert line.hear() == Ack(3, 3, 3)
+    line.hang_up()
+
+
 def test_the_newer_connection_is_served_and_the_older_one_ends(port, session):
     old, new = Line(session, incarnation=1), Line(session, incarnation=2)
     old.say(Hello(3, 0), to=0)
