@@ -321,8 +321,8 @@ def test_the_thread_of_acks_ends_with_its_stream_and_raises_a_bug(port, session,
         session._acknowledge_syncs(stream)
 
 
-def test_syncs_are_acknowledged_after_a_cut_as_before(port, session, monkeypatch):
-    monkeypatch.setattr(session_module, "UNACKNOWLEDGED_BYTES_MAX", 3)
+def synced_line(port, session) -> Line:
+    """A line on which three bytes were appended, synced and acknowledged."""
     line = Line(session, incarnation=1)
     line.say(Hello(3, 0), to=0)
     line.hear()
@@ -330,11 +330,21 @@ def test_syncs_are_acknowledged_after_a_cut_as_before(port, session, monkeypatch
     wait_until(lambda: port.log.end == 3, "the append")
     port.sync()
     assert line.hear() == Ack(3, 3, 3)
-    # These bytes differ: what was acknowledged is cut.
+    return line
+
+
+def cut_and_append_others(line: Line) -> None:
+    """Let the leader have other bytes in their place: what was acknowledged is cut."""
     unit = unit_of(b"xyz")
     line.say(AppendEntries(0, 0, 0, (unit,)), b"xyz")
     line.say(AppendEntries(3, unit.value, 0, ()))
     assert line.hear() == Ack(3, 3, 0)
+
+
+def test_syncs_are_acknowledged_after_a_cut_as_before(port, session, monkeypatch):
+    monkeypatch.setattr(session_module, "UNACKNOWLEDGED_BYTES_MAX", 3)
+    line = synced_line(port, session)
+    cut_and_append_others(line)
     port.sync()
     assert line.hear() == Ack(3, 3, 3)
     line.hang_up()
@@ -353,19 +363,10 @@ def test_a_cut_after_the_durable_end_was_read_hides_no_later_sync(port, session,
         return found
 
     monkeypatch.setattr(port, "wait_durable", read_before_the_cut)
-    line = Line(session, incarnation=1)
-    line.say(Hello(3, 0), to=0)
-    line.hear()
-    line.say(AppendEntries(0, 0, 0, (unit_of(b"abc"),)), b"abc")
-    wait_until(lambda: port.log.end == 3, "the append")
-    port.sync()
-    assert line.hear() == Ack(3, 3, 3)
+    line = synced_line(port, session)
     assert is_read.wait(10)
 
-    unit = unit_of(b"xyz")
-    line.say(AppendEntries(0, 0, 0, (unit,)), b"xyz")
-    line.say(AppendEntries(3, unit.value, 0, ()))
-    assert line.hear() == Ack(3, 3, 0)
+    cut_and_append_others(line)
     is_cut.set()
     port.sync()
     assert line.hear() == Ack(3, 3, 3)

@@ -35,7 +35,7 @@ class LeaseTable:
         #: recognises the leases of the former one
         self.number = 0
         self.groups: dict[str, GroupLeases] = {}
-        #: groups of which there is no record yet, for the machines that will write it
+        #: groups without a record so far, for the machines that will write the first one
         self._coming: dict[str, GroupLeases] = {}
         #: leases since the last look at the memory that all take, and the group that takes too much
         self._since_look = LOOK_LEASES
@@ -54,7 +54,7 @@ class LeaseTable:
         return self.groups.get(name) or self._coming.get(name)
 
     def forget_coming(self, name: str) -> None:
-        """Forget a group of which there is no record. Machines that know it are not used any more."""
+        """Forget a group without a record. Machines that know it are not used after that."""
         self._coming.pop(name, None)
 
     def apply_packed(self, body: bytes) -> dict[tuple[str, str], dict[int, int]]:
