@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from raymq.store.records.requests import PutRequest
 from tests.support.batches import batch, put_one
 from tests.support.damaged_store import FIRST_LOG, flip
 from tests.support.served_shard import PATIENT, ServedCluster, ServedShard
+from tests.support.waiting import until
 
 QUEUES, MESSAGES = 4, 24
 FEW, MANY = "order-7", "common"
@@ -133,7 +135,16 @@ def test_of_a_compacted_topic_only_messages_that_are_left_are_found(
         for number in range(20):
             word = "a" if number % 2 else "b"
             producer.send("compacted", b"%d" % number, index_keys=(word,)).result(30)
-    compaction = served.shards[0].host.store.compaction
+
+    store = served.shards[0].host.store
+
+    def all_dispatched() -> bool:
+        queue = store.consume_queues.find("compacted", 0)
+        return queue is not None and queue.max_offset == 20
+
+    # A confirmed message is dispatched a moment later, and only dispatched ones are compacted.
+    until(all_dispatched, lambda: threading.Event().wait(0.01))
+    compaction = store.compaction
     while compaction.compact("compacted", 0, roll=True) is not None:
         pass
     assert [each.body for each in cluster.query("compacted", key="a")] == [b"19"]

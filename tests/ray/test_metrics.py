@@ -52,6 +52,9 @@ with cluster.producer() as producer:
 with cluster.consumer("t", group="g", start="earliest") as consumer:
     first = consumer.poll(5, 10.0)
     consumer.commit({0: 5})
+workers = cluster.workers("t", group="w", prefetch=0)
+workers.get(timeout=30).ack()
+held = workers.get(timeout=30)
 
 def shown():
     return cluster.status()["shards"][0]
@@ -93,6 +96,7 @@ print(json.dumps({
     "refused": repr(refused),
 }), flush=True)
 sys.stdin.readline()
+workers.close()
 stop(sys.argv[2])
 ray.shutdown()
 """
@@ -106,7 +110,7 @@ def series(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
         if match is None:
             continue
         labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
-        ours = ("cluster", "shard", "topic", "group", "le")
+        ours = ("cluster", "shard", "topic", "group", "outcome", "le")
         key = frozenset((name, labels[name]) for name in ours if name in labels)
         found.setdefault(match[1], {})[key] = float(match[3])
     return found
@@ -166,7 +170,7 @@ def await_series(port: int, status: dict[str, Any]) -> None:
 
 def check_status(metrics: dict[str, Any]) -> None:
     assert metrics["append_messages_total"] == 22
-    assert metrics["consumer_lag_messages"] == {"t": {"g": 17}}
+    assert metrics["consumer_lag_messages"] == {"t": {"g": 17, "w": 21}, "%RETRY%w": {"w": 0}}
     assert metrics["topic_messages"] == {"t": 22}
     assert metrics["duplicates_total"] >= 1
     assert metrics["rejected_total"] == 1
@@ -181,7 +185,14 @@ def check_series(
     known = {f"ray_{name}" for metric in METRICS for name, _ in metric.series()}
     without_count = {
         f"ray_raymq_{what}_total"
-        for what in ("scrub_bytes", "repaired_units", "slow_puts", "slow_lock_waits", "slow_syncs")
+        for what in (
+            "scrub_bytes",
+            "repaired_units",
+            "slow_puts",
+            "slow_lock_waits",
+            "slow_syncs",
+            "uncopied_messages",
+        )
     }
     assert set(found) | without_count == known
 
@@ -191,6 +202,9 @@ def check_series(
     assert value("ray_raymq_append_messages_total") == 22
     assert value("ray_raymq_topic_messages", ("topic", "t")) == 22
     assert value("ray_raymq_consumer_lag_messages", ("topic", "t"), ("group", "g")) == 17
+    assert value("ray_raymq_leased_messages", ("group", "w")) == 1
+    assert value("ray_raymq_undelivered_messages", ("group", "w")) == 0
+    assert value("ray_raymq_lease_outcomes_total", ("group", "w"), ("outcome", "acked")) == 1
     for what in ("duplicates", "rejected", "unknown", "role_restarts"):
         assert value(f"ray_raymq_{what}_total") == status[f"{what}_total"] > 0
     assert value("ray_raymq_replication_lag_bytes") == 0

@@ -191,4 +191,6 @@ def test_a_replica_that_has_started_since_hears_of_the_server(
         with running(Place(endpoint_of(served)), free_port()) as door:
             until(lambda: "rocketmq" in other.cluster.doors(), pause)
             (row,) = other.cluster.doors()["rocketmq"]
+            # It is announced before it is running.
+            until(lambda: door.status()["state"] == "RUNNING", pause)
             assert row["address"] == door.status()["address"]
