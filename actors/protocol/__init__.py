@@ -3,7 +3,7 @@
     from -> to                  carried by                          messages
     client -> shard             Arrow Flight, stream "put"          flight_messages, small_puts,
                                                                     column_puts
-    client -> shard             Arrow Flight, stream "fetch"        flight_messages; also leases of messages
+    client -> shard             Arrow Flight, stream "fetch"        flight_messages; also leases and settlements
     client -> shard             Arrow Flight, action                operations, below
     client -> shard             Ray actor calls, for ray://         ray_calls, small_puts, column_puts;
                                                                     operations

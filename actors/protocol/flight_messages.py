@@ -12,6 +12,8 @@ app_metadata and its rows as an Arrow batch:
                   rows + 1 offsets of 4 bytes, little endian, and the records
                Instead of a fetch {"id", "lease": a request of actors/api/leases.py}
                <- "id" and the head of leases.py, with FETCH_SCHEMA as above if it has records
+               Or {"id", "settle": arguments of the operation settle}
+               <- {"id", "result"} or {"id", "error"}
     replicate  frames of raymq.replication.wire in both directions: the size of the header in 4 bytes, the header, and
                   up to INLINE_BYTES_MAX log bytes. More log bytes come as FRAME_SCHEMA
 

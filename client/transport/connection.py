@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from raymq.client import forks
 from raymq.client.arguments import check_choice
@@ -58,6 +58,9 @@ class LeaseStream(FetchStream, Protocol):
 
     def lease(self, call: LeaseCall) -> LeasedMessages:
         """Lease messages. Waits up to `wait_ms` at the server while there are none. Raises: RayMQError."""
+
+    def settle(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        """Settle leased messages: operation `settle`. Raises: RayMQError."""
 
 
 def open_connection(
@@ -126,6 +129,10 @@ class FollowedFetchStream:
         """Like `flight_client.FlightFetchStream.lease`, but waits for FOLLOWED_WAIT_MS at most."""
         short = call._replace(wait_ms=min(call.wait_ms, FOLLOWED_WAIT_MS))
         return self._followed(lambda: self._stream.lease(short), short.wait_ms)
+
+    def settle(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        """Like `flight_client.FlightFetchStream.settle`."""
+        return self._followed(lambda: self._stream.settle(arguments), 0)
 
     def _followed(self, ask: Callable[[], _Answer], wait_ms: int) -> _Answer:
         """The answer of the replica, unless that is left meanwhile. Raises: RayMQError."""

@@ -355,6 +355,23 @@ class FlightFetchStream(FlightStream):
             raise Unavailable(f"not an answer of a shard: {error}", field="stream") from error
         raise from_wire(head["error"])
 
+    def settle(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        """Operation `settle`, whose answer takes less time and CPU here than that of `ShardConnection.call`.
+
+        Raises: as `lease`.
+        """
+        self._number += 1
+        self._write(flight_messages.pack({"id": self._number, "settle": arguments}))
+        chunk = self._read()
+        try:
+            answer = flight_messages.unpack(chunk.app_metadata)
+            if "error" not in answer:
+                result: dict[str, Any] = answer["result"]
+                return result
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unavailable(f"not an answer of a shard: {error}", field="stream") from error
+        raise from_wire(answer["error"])
+
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Read queues. Waits up to `wait_ms` at the server while all are empty.
 

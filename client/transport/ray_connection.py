@@ -298,6 +298,16 @@ class RayFetchStream(_RayStream):
             if found.number or clock.monotonic_ms() >= deadline_ms:
                 return found
 
+    def settle(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        """Like `flight_client.FlightFetchStream.settle`."""
+        self._check()
+        try:
+            reference = self._actor.call.remote(self._cluster_id, "settle", arguments)
+        except Exception as error:
+            raise translate(error, self._name) from error
+        result: dict[str, Any] = self._result(reference)
+        return result
+
     def fetch(self, request: FetchRequest) -> list[FetchSlice]:
         """Like `flight_client.FlightFetchStream.fetch`. A long wait is several calls."""
         clock = Clock()

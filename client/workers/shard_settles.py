@@ -13,6 +13,7 @@ from raymq.actors.api.leases import pack_items, unpack_refused
 from raymq.client.client_thread import ClientThread, join_at_close
 from raymq.client.transport.ask import moved
 from raymq.client.transport.chained_future import ChainedFuture, wake_callers
+from raymq.client.transport.connection import LeaseStream
 from raymq.client.transport.routes import Routes
 from raymq.store.base.errors import Bug, Fenced, RayMQError, Rejected, Unavailable
 from raymq.store.groups.leases.entries import SettleOutcome
@@ -21,8 +22,6 @@ from raymq.store.groups.leases.options import COPIES_MAX, LEASE_OFFSETS_MAX
 from raymq.store.groups.leases.requests import RefusedOffsets, SettleItem, offsets_of
 from raymq.store.state.topics import QueueKey
 
-#: how long one call may take. It is repeated under its number
-CALL_TIMEOUT_S = 10.0
 #: after a call that failed
 RETRY_S = 0.2
 #: items of one call: offsets of one lease and queue with one verdict
@@ -58,6 +57,8 @@ class ShardSettles:
         self._ends = False
         #: calls that fail are not repeated any more
         self._gives_up = False
+        #: the thread's. Under the lock others may break it
+        self._stream: LeaseStream | None = None
         #: started with the first settlement
         self._thread: ClientThread | None = None
 
@@ -94,6 +95,8 @@ class ShardSettles:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._pending and not self._is_sending, timeout_s)
             self._gives_up = True
+            if self._stream is not None:
+                self._stream.abort()
             self._changed.notify_all()
         if self._thread is not None:
             join_at_close(self._thread, self._routes.transport)
@@ -110,7 +113,7 @@ class ShardSettles:
                 while not self._pending and not self._ends:
                     self._changed.wait(1.0)
                 if not self._pending:
-                    return
+                    break
                 taken = self._take()
                 self._is_sending = True
 
@@ -129,6 +132,7 @@ class ShardSettles:
             with self._changed:
                 self._is_sending = False
                 self._changed.notify_all()
+        self._leave_stream()
 
     def _take(self) -> list[_Pending]:
         """What goes with the next call. Needs the lock."""
@@ -158,13 +162,31 @@ class ShardSettles:
         }
         while True:
             try:
-                answer = self._routes.call(self._shard, "settle", arguments, CALL_TIMEOUT_S)
-                return unpack_refused(answer["refused"])
+                return unpack_refused(self._open_stream().settle(arguments)["refused"])
             except RayMQError as error:
                 if self._gives_up or not (error.retriable or moved(error)):
                     raise
+                self._leave_stream()
+            if self._routes.fails_over and self._routes.knows_next(self._shard):
+                continue
             with self._changed:
                 self._changed.wait_for(lambda: self._gives_up, RETRY_S)
+            self._routes.refresh()
+
+    def _open_stream(self) -> LeaseStream:
+        """The stream to the leader. Raises: RayMQError."""
+        stream = self._stream or self._routes.fetch_stream(self._shard)
+        with self._changed:
+            self._stream = stream
+            if self._gives_up:
+                raise Unavailable("the workers are closed", shard=self._shard)
+        return stream
+
+    def _leave_stream(self) -> None:
+        with self._changed:
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
     def _finish(self, pending: _Pending, refused: Iterable[RefusedOffsets]) -> None:
         lost: dict[QueueKey, list[OffsetColumn]] = {}

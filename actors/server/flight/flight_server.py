@@ -148,14 +148,20 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         try:
             request = flight_messages.unpack(action.body)
             self._check_identity(request)
-            return {"result": self._backend.call(action.type, request.get("args", {}))}
         except RayMQError as error:
             return {"error": to_wire(error)}
         except (TypeError, ValueError, KeyError) as error:
-            wrong = Rejected(
-                f"{action.type}: bad arguments: {error}", field="args", limit="the operation's"
-            )
-            return {"error": to_wire(wrong)}
+            return {"error": to_wire(_bad_arguments(action.type, error))}
+        return self._called(action.type, request.get("args", {}))
+
+    def _called(self, op: str, arguments: dict[str, Any]) -> dict[str, object]:
+        """{"result"} or {"error"} of an operation."""
+        try:
+            return {"result": self._backend.call(op, arguments)}
+        except RayMQError as error:
+            return {"error": to_wire(error)}
+        except (TypeError, ValueError, KeyError) as error:
+            return {"error": to_wire(_bad_arguments(op, error))}
 
     def _check_identity(self, request: dict[str, object]) -> None:
         mine = self._backend.identity()
@@ -230,6 +236,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                     if "lease" in request:
                         self._lease(context, send, number, request["lease"])
                         continue
+                    if "settle" in request:
+                        answer = self._called("settle", request["settle"])
+                        send(flight_messages.pack({"id": number, **answer}))
+                        continue
                     wanted = fetches.unpack_request(request, wait_limit_ms=FETCH_WAIT_MS_MAX)
                     slices = self._read(context, wanted)
                 except RayMQError as error:
@@ -301,6 +311,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
                 send(*flight_messages.pack_frame(header, body))
 
             self._backend.replicate(frames(), answer)
+
+
+def _bad_arguments(op: str, error: Exception) -> Rejected:
+    return Rejected(f"{op}: bad arguments: {error}", field="args", limit="the operation's")
 
 
 def _flight_error(error: RayMQError) -> flight.FlightServerError:
