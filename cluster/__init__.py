@@ -10,6 +10,7 @@ controller/    the controller of a cluster, which watches its replicas
 operations/    the operations of an operator on a cluster that runs
 queue/         `raymq.Queue` and its coordinator
 ray_data/      topics as datasets of Ray Data
+ray_serve/     tasks of Ray Serve in topics
 spark_on_ray/  Spark 4 on Ray
 cli/           the command line
 bench/         `raymq bench`

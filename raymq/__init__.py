@@ -11,9 +11,9 @@ Example:
         print(receipt.queue_id, receipt.offset)
     ```
 
-Programs import these names, and the names in `raymq.data`, `raymq.errors`, `raymq.spark`, `raymq.store` and
-`raymq.trace`. Every name is loaded on first use. So `import raymq` loads neither Ray nor Arrow: the small processes of
-a cluster stay small, and the command line quick.
+Programs import these names, and the names in `raymq.data`, `raymq.errors`, `raymq.serve`, `raymq.spark`, `raymq.store`
+and `raymq.trace`. Every name is loaded on first use. So `import raymq` loads neither Ray nor Arrow: the small processes
+of a cluster stay small, and the command line quick.
 """
 
 from __future__ import annotations

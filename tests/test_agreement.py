@@ -376,7 +376,7 @@ def test_the_pairs_of_ray_and_python_are_the_same_everywhere() -> None:
         python = ".".join(map(str, pair.python))
         assert f"| {release} | {python} | {pair.pyarrow or 'newest'} |" in install
     project = text_of("pyproject.toml")
-    assert project.count(f">={ray_release.OLDEST},<3") == 4
+    assert project.count(f">={ray_release.OLDEST},<3") == 5
     assert f"pyarrow>={pairs[0].pyarrow.partition('.')[0]}" in project
     assert f"_PYARROW_MIN = {pairs[0].pyarrow.partition('.')[0]}" in text_of(
         "cluster/cli/doctor.py"

@@ -28,6 +28,7 @@ NAMES = {
     "raymq.errors": """
         Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
+    "raymq.serve": "LagAutoscalingPolicy RayMQAdapterConfig RayMQTaskProcessorAdapter",
     "raymq.spark": """
         QueueReceipt WriteResult from_value options raydp_session read standalone_session stream stream_sink to_value
         use_format use_java write

@@ -23,6 +23,7 @@ PYTHON_PLACES = (
     "raymq/_lazy.py",
     "raymq/data.py",
     "raymq/errors.py",
+    "raymq/serve.py",
     "raymq/trace.py",
     "pyspark_raymq.py",
     "examples",

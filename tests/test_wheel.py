@@ -86,6 +86,7 @@ def test_spark_java_and_plots_are_extras(wheel, names):
         "bench",
         "client",
         "data",
+        "serve",
         "trace",
         "rocketmq",
         "docs",

@@ -60,6 +60,12 @@ def test_a_killed_serve_replica_comes_back_with_its_state(printed: list[str]) ->
     ]
 
 
+@pytest.mark.thorough
+@pytest.mark.program(example("serve_tasks.py"))
+def test_the_task_of_a_killed_serve_replica_is_done_by_another_one(printed: list[str]) -> None:
+    assert answers(printed) == [{"tasks": 60, "done": 60, "killed": True, "grew": True}]
+
+
 def test_the_kubernetes_example_keeps_the_data_on_volumes_of_labelled_pods() -> None:
     *claims, cluster = yaml.safe_load_all((EXAMPLES / "kuberay.yaml").read_text())
     assert {claim["kind"] for claim in claims} == {"PersistentVolumeClaim"}

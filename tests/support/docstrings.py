@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 #: modules that users may import
-PUBLIC = ("raymq", "raymq.data", "raymq.errors", "raymq.spark", "raymq.store", "raymq.trace")
+PUBLIC = (
+    "raymq",
+    "raymq.data",
+    "raymq.errors",
+    "raymq.serve",
+    "raymq.spark",
+    "raymq.store",
+    "raymq.trace",
+)
 _FENCED = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
