@@ -1,6 +1,6 @@
 """Tasks of a Serve deployment that outlive its replicas: one is killed in the middle of a task.
 
-    pip install "raymq[serve]"; python examples/serve_tasks.py [DATA_DIR]
+    pip install "raymq[serve]" "ray>=2.55"; python examples/serve_tasks.py [DATA_DIR]
 
 The deployment takes its tasks from a topic, and no broker runs beside Ray. A task is durable once it is enqueued. The
 task of a replica that dies comes to another replica when its lease is over, and each task has one result. The number

@@ -21,16 +21,18 @@ from typing import TYPE_CHECKING
 from raymq._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from raymq.cluster.ray_data.lease_batches import lease_batches
     from raymq.cluster.ray_data.micro_batches import micro_batches
     from raymq.cluster.ray_data.topic_sink import TopicSink
     from raymq.cluster.ray_data.topic_source import read_topic
 
-__all__ = ["TopicSink", "micro_batches", "read_topic"]
+__all__ = ["TopicSink", "lease_batches", "micro_batches", "read_topic"]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "TopicSink": "raymq.cluster.ray_data.topic_sink",
+        "lease_batches": "raymq.cluster.ray_data.lease_batches",
         "micro_batches": "raymq.cluster.ray_data.micro_batches",
         "read_topic": "raymq.cluster.ray_data.topic_source",
     },

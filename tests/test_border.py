@@ -24,7 +24,7 @@ NAMES = {
         AsyncConsumer AsyncProducer AsyncWorkers Cluster Consumer Message Producer Queue Receipt Workers __version__
         at_ms connect errors matching start
     """,
-    "raymq.data": "TopicSink micro_batches read_topic",
+    "raymq.data": "TopicSink lease_batches micro_batches read_topic",
     "raymq.errors": """
         Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
@@ -54,6 +54,7 @@ EXPLAINED = (
     "raymq.Workers",
     "raymq.connect",
     "raymq.data.TopicSink",
+    "raymq.data.lease_batches",
     "raymq.data.micro_batches",
     "raymq.data.read_topic",
     "raymq.spark.options",

@@ -239,6 +239,15 @@ class LeasedBatch:
             self._columns = value_batch(rows, self._values)
         return self._columns
 
+    def raw(self) -> tuple[int, pa.Array]:
+        """The shard, and the messages as its records. Not for programs."""
+        part = self._part
+        return (
+            (0, pa.array([], pa.binary()))
+            if part is None
+            else (part.lease.owner.shard, part.records)
+        )
+
     @property
     def attempts(self) -> npt.NDArray[np.int64]:
         """How often each message was delivered, with this time."""
