@@ -2,7 +2,8 @@
 
     batches  eight workers lease and acknowledge batches of 500 and of 100, beside eight consumers that read the same
              topic in batches of 500 and commit each; and the bytes of log that leases and acknowledgements take
-    single   64 threads of a program lease and acknowledge one message at a time, beside the durable puts of 64 threads
+    single   64 threads of a program lease and acknowledge one message at a time, beside the durable puts of 64 threads,
+             and beside 64 threads of a Celery worker on Redis, if both are installed
     alone    one worker takes one message at a time, beside the put of one message
 
 Messages have 100 bytes, on one shard. Each acknowledgement is durable before its call returns. Each figure is a median
@@ -22,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import raymq
+from benchmarks import celery_peer
 from benchmarks.floors import at_least, at_most
 from benchmarks.limits import await_prewritten, batch_of, cpu_s, started
 from benchmarks.rounds import Rounds, Row, in_turn, run
@@ -183,6 +185,10 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
                     measure_batches(cluster, rounds, "jobs", count, size)
             if "single" in options.only:
                 measure_single(cluster, rounds, "jobs", 3 if options.quick else 8)
+                if celery_peer.is_installed():
+                    tasks = 2_000 if options.quick else 5_000
+                    found = celery_peer.rate(options.directory / "celery", tasks, THREADS)
+                    rounds.note("celery_per_s", found)
             if "alone" in options.only:
                 measure_alone(cluster, rounds, "jobs", 200 if options.quick else 1_000)
 
@@ -200,6 +206,7 @@ ROWS = [
     Row("64 threads, one message at a time", "single_per_s", "puts_per_s", "puts", at_least(0.4)),
     Row("  p50 (p99)", "single_p50_ms", "puts_p50_ms", "puts", at_most(3)),
     Row("  CPU of the leader", "single_leader_us"),
+    Row("  beside a worker of Celery on Redis", "single_per_s", "celery_per_s", "Celery"),
     Row("one put", "put_ms"),
     Row("one message leased and acknowledged", "take_ms", "put_ms", "put"),
 ]

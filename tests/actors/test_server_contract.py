@@ -409,3 +409,25 @@ def test_a_lease_without_messages_and_one_that_is_refused(
             stream.lease(lease_call(start="now"))
         # The stream stays usable.
         assert stream.lease(lease_call(request=5)) == LeasedMessages(5)
+
+
+def test_settlements_go_over_the_stream_and_refusals_leave_it_usable(
+    backend: FakeBackend, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def call(op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        calls.append((op, arguments))
+        if "wrong" in arguments:
+            raise Rejected("no such argument", field="wrong")
+        if "bad" in arguments:
+            raise KeyError("group")
+        return {"refused": []}
+
+    monkeypatch.setattr(backend, "call", call)
+    with closing(connection.fetch_stream()) as stream:
+        for wrong in ("wrong", "bad"):
+            with pytest.raises(RayMQError):
+                stream.settle({wrong: 1})
+        assert stream.settle({"group": "g", "settle": 2}) == {"refused": []}
+    assert calls[-1] == ("settle", {"group": "g", "settle": 2})
