@@ -79,16 +79,21 @@ class Broker(NamedTuple):
 
 
 @contextlib.contextmanager
-def broker(directory: Path) -> Iterator[Broker]:
-    """A broker with its log in `directory`, ended on exit. Raises: oracle.Missing without Java, Maven or jars."""
+def broker(directory: Path, *, version: str | None = None, options: str = "") -> Iterator[Broker]:
+    """A broker with its log in `directory`, ended on exit. Raises: oracle.Missing without Java, Maven or jars.
+
+    Args: `version`: None: that of the pom. `options`: more lines of its configuration.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    jars = class_path("kafka", directory)
+    chosen = {} if version is None else {"kafka_version": version}
+    jars = class_path("kafka", directory, **chosen)
     data = cleared(directory / "data")
     data.mkdir()
 
     port, controller = free_ports(2)
     config = data / "server.properties"
-    config.write_text(CONFIG.format(port=port, controller=controller, logs=data / "log"))
+    text = CONFIG.format(port=port, controller=controller, logs=data / "log")
+    config.write_text(text + options)
     found = Broker(jars, f"127.0.0.1:{port}")
     cluster_id = found.run("kafka.tools.StorageTool", "random-uuid").splitlines()[-1]
     found.run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))

@@ -1,7 +1,8 @@
 """What do workers cost? `python -m benchmarks.workers [--quick] [--check] [--busy] [--only PART] [--json FILE]`
 
     batches  eight workers lease and acknowledge batches of 500 and of 100, beside eight consumers that read the same
-             topic in batches of 500 and commit each; and the bytes of log that leases and acknowledgements take
+             topic in batches of 500 and commit each; and the bytes of log that leases and acknowledgements take. With
+             Java and Maven also eight consumers of a share group of Kafka
     single   64 threads of a program lease and acknowledge one message at a time, beside the durable puts of 64 threads,
              and beside 64 threads of a Celery worker on Redis, if both are installed
     alone    one worker takes one message at a time, beside the put of one message
@@ -23,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import raymq
-from benchmarks import celery_peer
+from benchmarks import celery_peer, kafka_share_peer
 from benchmarks.floors import at_least, at_most
 from benchmarks.limits import await_prewritten, batch_of, cpu_s, started
 from benchmarks.rounds import Rounds, Row, in_turn, run
@@ -34,6 +35,8 @@ PARTS = ("batches", "single", "alone")
 WORKERS, QUEUES, THREADS = 8, 8, 64
 SIZES = (500, 100)
 BODY_BYTES = 100
+#: of the share group
+KAFKA_MESSAGES = 200_000
 #: rows of one put that fills a topic
 FILL_ROWS = 5_000
 
@@ -183,6 +186,15 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
                 measure_polls(cluster, rounds, "jobs", count)
                 for size in SIZES:
                     measure_batches(cluster, rounds, "jobs", count, size)
+                if kafka_share_peer.is_installed():
+                    found = kafka_share_peer.rate(
+                        options.directory / "kafka",
+                        min(count, KAFKA_MESSAGES),
+                        threads=WORKERS,
+                        batch=SIZES[0],
+                        body_bytes=BODY_BYTES,
+                    )
+                    rounds.note("share_msg_s", found)
             if "single" in options.only:
                 measure_single(cluster, rounds, "jobs", 3 if options.quick else 8)
                 if celery_peer.is_installed():
@@ -197,6 +209,7 @@ ROWS = [
     Row("8 consumers, batches of 500, committed", "poll_msg_s"),
     Row("8 workers, batches of 500", "batches_500_msg_s", floor=at_least(100_000)),
     Row("  beside consumers", "batches_500_msg_s", "poll_msg_s", "consumers", at_least(0.4)),
+    Row("  beside a share group of Kafka 4.2", "batches_500_msg_s", "share_msg_s", "Kafka"),
     Row("  log, bytes a message", "batches_500_log_bytes", floor=at_most(1.5)),
     Row("8 workers, batches of 100", "batches_100_msg_s", "poll_msg_s", "consumers"),
     Row("  log, bytes a message", "batches_100_log_bytes", floor=at_most(6)),
