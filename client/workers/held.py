@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.client.transport.chained_future import ChainedFuture
+from raymq.store.base.errors import RayMQError
+from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.offsets import OffsetColumn
 from raymq.store.groups.leases.requests import SettleItem
 from raymq.store.state.topics import QueueKey
@@ -94,3 +97,10 @@ class HeldPart:
     def count(self) -> int:
         """How many messages wait for the program."""
         return len(self.offsets) - self.at
+
+    def give_back(self) -> None:
+        """Let others have what waits for the program. Best effort: the lease may be over."""
+        left = self.offsets[self.at :]
+        item = SettleItem(self.lease.number, self.key, left, SettleOutcome.RETURNED)
+        with contextlib.suppress(RayMQError):
+            self.lease.owner.settle([item], self.lease)
