@@ -26,7 +26,7 @@ NAMES = {
     """,
     "raymq.data": "TopicSink micro_batches read_topic",
     "raymq.errors": """
-        Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
+        Bug CommitUnknown Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
     "raymq.spark": """
         QueueReceipt WriteResult from_value options raydp_session read standalone_session stream stream_sink to_value
