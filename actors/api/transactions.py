@@ -50,6 +50,8 @@ from .leases import check_items, check_options, check_session, pack_items
 ROWS_MAX = 100_000
 PARTS_MAX = 10_000
 OFFSETS_MAX = 1_000
+#: characters of the rows of one call. A shard appends much less at once
+ROWS_TEXT_MAX = 32 << 20
 #: groups of workers
 ACKS_MAX = 100
 #: topics of the store itself that take rows of a transaction: they are delivered later
@@ -88,6 +90,14 @@ def pack_rows(batch: pa.RecordBatch | None) -> list[str] | None:
 
 def check_rows(field: str, value: Any) -> pa.RecordBatch:
     """The inverse of `pack_rows`. Raises: Rejected for malformed columns."""
+    size = sum(map(len, value)) if _are_texts(value) else 0
+    if size > ROWS_TEXT_MAX:
+        raise Rejected(
+            f"{field} have {size} characters; one call takes {ROWS_TEXT_MAX}",
+            field=field,
+            limit=ROWS_TEXT_MAX,
+            found=size,
+        )
     try:
         metadata, columns = (b64decode(each, validate=True) for each in value)
         meta, rest = column_puts.unpack_meta(metadata)
@@ -99,6 +109,10 @@ def check_rows(field: str, value: Any) -> pa.RecordBatch:
             limit="[metadata, columns]",
             found=shown(value),
         ) from error
+
+
+def _are_texts(value: Any) -> bool:
+    return type(value) is list and all(type(each) is str for each in value)
 
 
 def check_parts(field: str, value: Any) -> list[RowsPart]:

@@ -248,6 +248,8 @@ def commits(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "commit_transaction", {**commit, "rows": wrong}, "rows"
     yield "commit_transaction", {**commit, "rows": [wrong, columns]}, "rows"
     yield "commit_transaction", {**commit, "rows": [metadata, wrong]}, "rows"
+    if wrong is None:
+        yield "commit_transaction", {**commit, "rows": [metadata, "A" * (33 << 20)]}, "rows"
     for place in range(1, 3):
         part = ["t", 0, 1]
         part[place] = wrong
