@@ -151,6 +151,7 @@ class Leader(ReplicaRole):
             groups=GroupProgress(store),
             open_halves=self.transactions.open_halves,
             uncopied=lambda: self.leases.uncopied_count,
+            transactions=self.commits.counts,
             is_writable=lambda: self.writable,
         )
         log.pool.on_full = self._await_pool_space

@@ -15,6 +15,7 @@ from raymq.store.groups.transaction_requests import (
 from raymq.store.services.transaction_commits import TransactionCommits
 
 from .group_records import note_level
+from .metrics import ByTags
 from .worker_leases import LeaseHost, WorkerLeases
 
 
@@ -48,6 +49,10 @@ class LeaderCommits:
         outcome = self._service.abort(name)
         self._await(outcome)
         return outcome
+
+    def counts(self) -> ByTags:
+        """(decision,) -> transactions that were decided so since this leadership began."""
+        return {(decision,): count for decision, count in self._service.counts.items()}
 
     def _await(self, outcome: TransactionOutcome) -> None:
         self._leases.await_log(has_appended=not outcome.is_repeated)

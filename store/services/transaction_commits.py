@@ -81,6 +81,8 @@ class TransactionCommits:
         self._store = store
         self._leases = leases
         self._forget_ms = 0
+        #: decision -> how many transactions have met it here; the put lock guards it
+        self.counts = dict.fromkeys((COMMITTED, REFUSED, ABORTED), 0)
 
     def commit(self, wanted: TransactionCommit) -> TransactionOutcome:
         """Append all of a transaction, or refuse it.
@@ -115,6 +117,7 @@ class TransactionCommits:
             if known is None:
                 yield self._noted(name, {"decision": ABORTED})
                 known = TransactionOutcome(ABORTED)
+                self.counts[ABORTED] += 1
             found.append(known)
 
         self._store.inner_put.put_groups(SERVICE, decide)
@@ -144,6 +147,7 @@ class TransactionCommits:
         if draft.fenced or draft.lost:
             refusal = {"decision": REFUSED, "fenced": draft.fenced, "lost": draft.lost}
             yield self._noted(wanted.name, refusal)
+            self.counts[REFUSED] += 1
             answer(TransactionOutcome(REFUSED, fenced=draft.fenced, lost=draft.lost))
             return
 
@@ -153,6 +157,7 @@ class TransactionCommits:
         noted = self._noted(wanted.name, {"decision": COMMITTED, "firsts": firsts})
         yield noted._replace(records=draft.records, puts=checked)
         store_time_ms = self._store.state.store_time_ms
+        self.counts[COMMITTED] += 1
         for acks in draft.acks:
             self._leases.note_acks(acks)
         for each, first in zip(checked, firsts, strict=True):

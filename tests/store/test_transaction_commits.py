@@ -186,6 +186,7 @@ def test_the_first_decision_counts(shard: Shard) -> None:
     done = shard.wanted(b"done")
     shard.commits.commit(done)
     assert shard.commits.abort(done.name).decision == COMMITTED
+    assert shard.commits.counts == {COMMITTED: 1, REFUSED: 0, ABORTED: 1}
     shard.crash()
     assert shard.commits.abort(done.name).is_repeated
     assert shard.bodies() == [b"done"]
