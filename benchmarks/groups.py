@@ -4,6 +4,7 @@
     idle       1,000 members in 100 groups that own 10,000 queues and do nothing: the leader's CPU and memory
     puts       the same puts with and without these members
     commits    a commit of a member beside an acknowledged put
+    transactions  a transaction of 1 and of 500 messages beside puts of the same messages
     filters    a consumer that wants 1 message of 100 beside one that reads all: bytes sent, and messages looked at
     queries    a query by key in ten million messages (one million with --quick)
 
@@ -21,6 +22,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.synchronize import Event
 
 import pyarrow as pa
@@ -39,7 +41,9 @@ from raymq.store.groups.members import MemberFacts, TopicSubscription
 from raymq.store.records.record import PUT_SCHEMA
 from tests.support.batches import batch
 
-PARTS = ("rebalance", "idle", "puts", "commits", "filters", "queries")
+#: messages of a large transaction
+TRANSACTION = 500
+PARTS = ("rebalance", "idle", "puts", "commits", "transactions", "filters", "queries")
 #: members and queues of the groups that one more member joins
 GROUPS = {"ten": (10, 100), "thousand": (1_000, 2_000), "queues": (100, 10_000)}
 IDLE_MEMBERS, IDLE_GROUPS, IDLE_QUEUES = 1_000, 100, 10_000
@@ -270,6 +274,28 @@ def measure_commits(cluster: raymq.Cluster, rounds: Rounds, count: int) -> None:
     rounds.note("commit_hundred_ms", statistics.median(hundreds))
 
 
+def measure_transactions(cluster: raymq.Cluster, rounds: Rounds, count: int) -> None:
+    """The same messages by sends and by a transaction, by turns."""
+    with cluster.producer() as producer:
+
+        def put(messages: int) -> None:
+            futures = [producer.send("t", BODY, queue_id=0) for _ in range(messages)]
+            futures[-1].result(60)
+
+        def commit(messages: int) -> None:
+            with producer.transaction() as txn:
+                for _ in range(messages):
+                    txn.send("t", BODY, queue_id=0)
+
+        for messages in (1, TRANSACTION):
+            puts, commits = [], []
+            for _ in range(count):
+                puts.append(timed_ms(partial(put, messages)))
+                commits.append(timed_ms(partial(commit, messages)))
+            rounds.note(f"puts_{messages}_per_s", 1000 / statistics.median(puts))
+            rounds.note(f"transactions_{messages}_per_s", 1000 / statistics.median(commits))
+
+
 def timed_ms(call: Callable[[], object]) -> float:
     """How long a call takes."""
     began_s = time.perf_counter()
@@ -372,6 +398,9 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
         for _ in in_turn(what="commits") if "commits" in wanted else ():
             measure_commits(cluster, rounds, 200 if quick else 1_000)
 
+        for _ in in_turn(what="transactions") if "transactions" in wanted else ():
+            measure_transactions(cluster, rounds, 100 if quick else 300)
+
         if "filters" in wanted:
             count = 500_000 if quick else 2_000_000
             put_tagged(cluster, "tagged", count)
@@ -411,6 +440,14 @@ ROWS = [
     Row("a put", "put_ms"),
     Row("a commit of one queue", "commit_one_ms", "put_ms", "put", at_most(1.2)),
     Row("a commit of 100 queues", "commit_hundred_ms", "put_ms", "put", at_most(COMMIT_HUNDRED)),
+    Row("a transaction of a message", "transactions_1_per_s", "puts_1_per_s", "sends"),
+    Row(
+        f"a transaction of {TRANSACTION}",
+        f"transactions_{TRANSACTION}_per_s",
+        f"puts_{TRANSACTION}_per_s",
+        "sends",
+        at_least(0.7),
+    ),
     Row("all messages: sent", "plain_MB"),
     Row("  looked at", "plain_looked_msg_s"),
     Row("tags, 1 of 100: all messages", "plain_MB", "tags_MB", "sent", at_least(10)),

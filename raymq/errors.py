@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from raymq.store.base.errors import (
     Bug,
+    CommitUnknown,
     Corrupt,
     DeliveryUnknown,
     Fenced,
@@ -32,6 +33,7 @@ from raymq.store.base.errors import (
 
 __all__ = [
     "Bug",
+    "CommitUnknown",
     "Corrupt",
     "DeliveryUnknown",
     "Fenced",

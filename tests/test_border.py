@@ -26,7 +26,7 @@ NAMES = {
     """,
     "raymq.data": "TopicSink lease_batches micro_batches read_topic",
     "raymq.errors": """
-        Bug Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
+        Bug CommitUnknown Corrupt DeliveryUnknown Fenced OffsetOutOfRange RayMQError Rejected StorageFull Unavailable
     """,
     "raymq.serve": "LagAutoscalingPolicy RayMQAdapterConfig RayMQTaskProcessorAdapter",
     "raymq.spark": """

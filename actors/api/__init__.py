@@ -9,4 +9,5 @@ held_fetch       a fetch that is held until a message comes
 call_arguments   checks of arguments that came over the network
 group_arguments  checks of what members of consumer groups send
 leases           leases of messages, and settlements, whatever carries them
+transactions     transactions of one shard, whatever carries them
 """

@@ -7,6 +7,7 @@ delays          delivers delayed messages
 transactions    half messages: those that are open, and those that are given up
 group_service   runs the consumer groups that this shard coordinates
 worker_leases   leases messages to workers, and settles them
+transaction_commits  commits transactions that lie on this shard
 lease_options   which options the workers of each group have
 queue_claims    claims on the queues of this shard, and offsets of groups
 lock_times      when clients of RocketMQ have renewed their locks of queues

@@ -49,6 +49,7 @@ from .leader_report import LeaderReport
 from .operations.table import OPERATIONS
 from .put_acks import PutAcks, PutCounters
 from .queue_claims import QueueClaims
+from .transaction_commits import LeaderCommits
 from .transactions import Transactions
 from .worker_leases import WorkerLeases
 
@@ -129,6 +130,8 @@ class Leader(ReplicaRole):
         self.groups = GroupService(self, parts.clock, self.claims)
         #: messages of this shard that workers have
         self.leases = WorkerLeases(self, parts.clock, self._dispatcher, shard=parts.identity.shard)
+        #: transactions that lie on this shard
+        self.commits = LeaderCommits(self, self.leases)
         #: the half messages of this shard
         self.transactions = Transactions(
             parts,
@@ -148,6 +151,7 @@ class Leader(ReplicaRole):
             groups=GroupProgress(store),
             open_halves=self.transactions.open_halves,
             uncopied=lambda: self.leases.uncopied_count,
+            transactions=self.commits.counts,
             is_writable=lambda: self.writable,
         )
         log.pool.on_full = self._await_pool_space

@@ -16,6 +16,7 @@ from raymq.store.config.promise import own_durable
 from . import leader_metrics
 from .appender import Appender
 from .group_progress import GroupProgress
+from .metrics import ByTags
 from .put_acks import PutAcks, PutCounters
 
 
@@ -33,10 +34,11 @@ class LeaderReport:
         groups: GroupProgress,
         open_halves: Callable[[], tuple[int, int] | None],
         uncopied: Callable[[], int],
+        transactions: Callable[[], ByTags],
         is_writable: Callable[[], bool],
     ) -> None:
         """Args: `led`: as of `Leader`. `open_halves`: see `Transactions`. `uncopied`: see `LeaseService`.
-        `is_writable`: whether puts are taken now.
+        `transactions`: see `LeaderCommits.counts`. `is_writable`: whether puts are taken now.
         """
         self._parts = parts
         self._led = led
@@ -46,6 +48,7 @@ class LeaderReport:
         self._groups = groups
         self._open_halves = open_halves
         self._uncopied = uncopied
+        self._transactions = transactions
         self._is_writable = is_writable
         # The real clock, whatever clock this replica has, because Replication's process wrote the times in the file.
         self._replication_failure = FailureFile(
@@ -174,6 +177,7 @@ class LeaderReport:
             "raymq_group_members": self._groups.members(),
             "raymq_open_half_messages": None if halves is None else halves[0],
             "raymq_oldest_half_message_seconds": None if halves is None else halves[1] // 1000,
+            "raymq_transactions_total": self._transactions(),
             "raymq_leased_messages": self._groups.leased(),
             "raymq_undelivered_messages": self._groups.undelivered(),
             "raymq_lease_outcomes_total": self._groups.outcomes(),

@@ -164,6 +164,12 @@ METRICS = (
         "How long ago the oldest open half message was stored; 0: none is open.",
     ),
     Metric(
+        "raymq_transactions_total",
+        "counter",
+        "Transactions of producers that the shard has decided.",
+        ("decision",),
+    ),
+    Metric(
         "raymq_leased_messages",
         "gauge",
         "Messages that workers of a group have, and have not settled.",

@@ -13,6 +13,7 @@ import pyarrow as pa
 from raymq.actors.api.call_arguments import check_known
 from raymq.actors.api.leases import LeaseCall, LeasedMessages, LeasedQueue
 from raymq.actors.api.shard_api import PutTicket
+from raymq.actors.api.transactions import WorkerAcks
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.base.failpoints import fail_point
@@ -70,7 +71,7 @@ class WorkerLeases:
         self._clock = clock
         self._watch = watch
         self._shard = shard
-        self._service = LeaseService(leader.store, shard=shard)
+        self.service = LeaseService(leader.store, shard=shard)
         self._is_active = False
         #: guards the field below
         self._promise_lock = threading.Lock()
@@ -90,7 +91,7 @@ class WorkerLeases:
         it later.
         """
         with contextlib.suppress(Unavailable):
-            self._service.activate()
+            self.service.activate()
             self._is_active = True
 
     # --- leases -----------------------------------------------------------------------------------
@@ -165,14 +166,14 @@ class WorkerLeases:
                 self._options.end(call.group, call.session)
                 return
             if self._options.note(call, self._clock.monotonic_ms()):
-                self._service.configure(call.group, call.options)
+                self.service.configure(call.group, call.options)
 
     def _decide(self, call: LeaseCall, keys: Sequence[QueueKey]) -> LeaseDecision:
         """Decide once."""
         self._watch.reach(keys)
         asked = LeaseRequest(call.session, call.request, call.max_records, call.options.lease_ms)
         end = self._store.log.end
-        decision = self._service.lease(
+        decision = self.service.lease(
             *(call.group, asked, keys),
             start=call.start,
             selector=call.selector,
@@ -234,7 +235,7 @@ class WorkerLeases:
                 if not waiting:
                     del self._waiting[group]
 
-    def _wake(self, group: str) -> None:
+    def wake(self, group: str) -> None:
         """Let the requests of a group look again: messages were given back, or others may follow them now."""
         with self._lock:
             waiting = list(self._waiting.get(group, ()))
@@ -252,7 +253,7 @@ class WorkerLeases:
             left_bytes -= found.size_bytes
             if len(found.rest):
                 with self._publishing():
-                    self._service.give_back(call.group, answer.number, part.key, found.rest)
+                    self.service.give_back(call.group, answer.number, part.key, found.rest)
                 is_returned = True
             rows = np.searchsorted(part.offsets, found.offsets)
             attempts = part.attempts[rows].astype(np.int64)
@@ -262,7 +263,7 @@ class WorkerLeases:
             records += found.records
 
         if is_returned:
-            self._wake(call.group)
+            self.wake(call.group)
         joined = pa.concat_arrays(records) if len(records) > 1 else None
         return LeasedMessages(
             *(call.request, answer.number, answer.lease_ms, queues),
@@ -281,7 +282,7 @@ class WorkerLeases:
         self._note_use(group, request.session, shared)
         self._store.note_feature_level(LEASES_LEVEL)
         self._leader.announce()
-        decision = self._service.settle(group, request)
+        decision = self.service.settle(group, request)
         answer = decision.plan.answer
         if not isinstance(answer, SettleAnswer):
             raise Rejected(
@@ -290,7 +291,7 @@ class WorkerLeases:
                 limit="the newest request",
                 found=request.settle,
             )
-        self._wake(group)
+        self.wake(group)
         fail_point("groups.settle_appended")
         self._await(decision.appended)
         return answer
@@ -305,7 +306,7 @@ class WorkerLeases:
     ) -> ExtendAnswer:
         """Give leases of a session more time. Args: `numbers`: of the leases; None: all."""
         self._note_use(group, session, shared)
-        return self._granted(self._service.extend(group, session, lease_ms, numbers))
+        return self._granted(self.service.extend(group, session, lease_ms, numbers))
 
     def extend_message(
         self,
@@ -317,7 +318,7 @@ class WorkerLeases:
     ) -> ExtendAnswer:
         """Give one message of a lease a deadline of its own. Args: `message`: its lease, queue and offset."""
         self._note_use(group, session, shared)
-        decision = self._service.set_deadline(group, *message, lease_ms, gives_up=False)
+        decision = self.service.set_deadline(group, *message, lease_ms, gives_up=False)
         return self._granted(decision)
 
     def _granted(self, decision: LeaseDecision) -> ExtendAnswer:
@@ -325,13 +326,22 @@ class WorkerLeases:
         answer = decision.plan.answer
         return answer if isinstance(answer, ExtendAnswer) else ExtendAnswer({})
 
+    def note_use(self, call: WorkerAcks) -> None:
+        """A worker settles messages as a part of a transaction. Raises: as `settle`."""
+        shared = None if call.options is None else SharedOptions(call.options, call.selector)
+        self._note_use(call.acks.group, call.session, shared)
+
+    def await_log(self, *, has_appended: bool) -> None:
+        """Let an answer wait for all that is in the log, and if it has no record of its own, for a check."""
+        self._await(AppendedRows.up_to(self._store.log.end) if has_appended else None)
+
     def _note_use(self, group: str, session: bytes, shared: SharedOptions | None) -> None:
         self._leader.check_serving()
         if shared is not None:
             with self._lock:
                 now_ms = self._clock.monotonic_ms()
                 if self._options.note_use(group, session, *shared, now_ms):
-                    self._service.configure(group, shared.options)
+                    self.service.configure(group, shared.options)
 
     def _await(self, appended: AppendedRows | None) -> None:
         """Let an answer wait for everything that it rests on: its own record, or earlier ones and a check."""
@@ -356,19 +366,19 @@ class WorkerLeases:
     @property
     def uncopied_count(self) -> int:
         """See `LeaseService.uncopied_count`."""
-        return self._service.uncopied_count
+        return self.service.uncopied_count
 
     def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
         """See `LeaseService.describe`."""
-        found = self._service.describe(group)
+        found = self.service.describe(group)
         self._await(None)
         return found
 
     def release(self, group: str, topic: str | None) -> int:
         """Take what workers have back. Returns: how many messages. Args: as of `LeaseService.release`."""
         self._leader.check_serving()
-        decision = self._service.release(group, topic)
-        self._wake(group)
+        decision = self.service.release(group, topic)
+        self.wake(group)
         self._await(decision.appended)
         entries = [entry for entry in decision.plan.entries if isinstance(entry, SettleEntry)]
         return sum(len(each.offsets) for entry in entries for each in entry.groups)
@@ -387,7 +397,7 @@ class WorkerLeases:
             self._options.forget_silent(now_ms)
             in_use = self._options.groups
         with self._publishing():
-            self._service.forget_idle(in_use)
+            self.service.forget_idle(in_use)
 
 
 def _is_empty(decision: LeaseDecision) -> bool:

@@ -99,6 +99,9 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       commit, rollback, unknown
     halves_to_check(groups, max_records)                            {halves: [{offset, checks, record in base64}],
                                                                       next_ms}
+    commit_transaction(session, number, parts, rows, offsets, acks)  {decision, is_repeated, first_offsets,
+                                                                      store_time_ms, fenced, lost}: api/transactions.py
+    abort_transaction(session, number)                              the same: the first decision counts
     settle(group, session, settle, items, options, wanted)          {refused}: items and refused of api/leases.py
     extend_leases(group, session, lease_ms, message, leases, options, wanted)  {granted_ms: {lease: for how long the
                                                                       worker has it}}; message: [lease, topic, queue,

@@ -6,6 +6,7 @@ consumer_config  options, defaults and checks of both
 wanted_topics    the topics that a consumer reads: names, or a pattern
 start_offsets    where it begins to read a queue
 member_queues    the queues of a consumer that shares a topic with its group: they come and go
+transaction_offsets  offsets of a member that a transaction commits
 membership       its membership in the group: heartbeats, claims, what its program has to do
 group_member     the same as a state machine without I/O
 heartbeats       sends the heartbeats of all members of a process

@@ -26,6 +26,7 @@ from raymq.store.base.errors import Rejected
 from .consumer import Consumer
 from .consumer_config import ConsumerConfig, ConsumerOptions, QueuesCallback
 from .selector import selector_of
+from .transaction_offsets import OffsetsToCommit
 from .wanted_topics import TopicChoice, WantedTopics
 
 _Found = TypeVar("_Found", bound=Sized)
@@ -321,6 +322,10 @@ class AsyncConsumer(OpenClient):
     def assignment(self) -> dict[tuple[str, int], int]:
         """(topic, queue id) -> number of the grant: `Consumer.assignment`. Raises: Rejected before it is open."""
         return self._opened().assignment()
+
+    def offsets_to_commit(self, offsets: Mapping[Any, int] | None = None) -> OffsetsToCommit:
+        """As `Consumer.offsets_to_commit`. Raises: as that does; Rejected before the consumer is open."""
+        return self._opened().offsets_to_commit(offsets)
 
     async def seek(self, queue_id: int | tuple[str, int], offset: int | str) -> None:
         """Continue from `offset`, "earliest" or "latest". An offset that the queue does not hold fails in `poll`."""

@@ -43,6 +43,7 @@ from .offsets_by_time import ask_offsets
 from .selector import selector_of
 from .shard_reader import FetchedRecords, ReadState
 from .start_offsets import StartOffsets
+from .transaction_offsets import OffsetsToCommit
 from .wanted_topics import TopicChoice, WantedTopics
 
 #: messages that iteration takes at a time
@@ -713,18 +714,7 @@ class Consumer(OpenClient):
                 then.
             Unavailable: a shard does not answer.
         """
-        self._check_group("cannot commit")
-        self._check_process()
-        self._assigned.check_open()
-        self.end_consumed()
-        if offsets is None:
-            wanted = dict(self._uncommitted())
-            for key in list(self._assigned.state.deleted):
-                wanted.pop(key, None)
-        else:
-            wanted = {self._key_of(queue): offset for queue, offset in offsets.items()}
-        for (_, queue_id), offset in wanted.items():
-            check_offset(queue_id, offset)
+        wanted = self._to_commit(offsets)
         if self._member is not None:
             self._member.commit(wanted)
             return
@@ -740,6 +730,38 @@ class Consumer(OpenClient):
             except RayMQError as error:
                 if not self._assigned.passes_over(error, topic):
                     raise
+
+    def _to_commit(self, offsets: Mapping[Any, int] | None) -> dict[QueueKey, int]:
+        """What a commit stores. Raises: Rejected without a group, when closed, and for what is no offset."""
+        self._check_group("cannot commit")
+        self._check_process()
+        self._assigned.check_open()
+        self.end_consumed()
+        if offsets is None:
+            wanted = dict(self._uncommitted())
+            for key in list(self._assigned.state.deleted):
+                wanted.pop(key, None)
+        else:
+            wanted = {self._key_of(queue): offset for queue, offset in offsets.items()}
+        for (_, queue_id), offset in wanted.items():
+            check_offset(queue_id, offset)
+        return wanted
+
+    def offsets_to_commit(self, offsets: Mapping[Any, int] | None = None) -> OffsetsToCommit:
+        """What `Transaction.commit_offsets` takes of this consumer. Nothing is stored.
+
+        Args: `offsets`: as of `commit`. Raises: Rejected unless the consumer is a member of a group; Fenced: another
+        member has some of the queues.
+        """
+        wanted = self._to_commit(offsets)
+        if self._member is None:
+            raise Rejected(
+                f"the consumer reads fixed queues for group {self.group}, and is no member of it: a transaction could "
+                "not see that another program commits there. Leave out `queues`",
+                field="consumer",
+                limit="a member of a group",
+            )
+        return self._member.to_commit(wanted)
 
     def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> str:
         """Send a message that could not be processed back: it comes again in topic %RETRY%<group>, after a delay.

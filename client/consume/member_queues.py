@@ -12,12 +12,14 @@ from raymq.client.transport.routes import Routes
 from raymq.client.transport.topic_routes import TopicRoute
 from raymq.store.base.clock import Clock
 from raymq.store.base.errors import QueueMissing, RayMQError, Rejected, TopicMissing
+from raymq.store.groups.claims import Commit
 from raymq.store.groups.members import TopicSubscription
 from raymq.store.state.topics import QueueKey
 
 from .assigned_queues import AssignedQueues
 from .consumer_config import ConsumerConfig, QueuesCallback
 from .membership import Claimed, Membership, fenced_error, unavailable
+from .transaction_offsets import OffsetsToCommit
 
 #: how often a consumer that cannot know its queues looks whether it can again
 UNCERTAIN_WAIT_S = 0.1
@@ -220,6 +222,24 @@ class MemberQueues:
             raise failed
         if fenced:
             raise fenced_error(self._group, fenced)
+
+    def to_commit(self, offsets: Mapping[QueueKey, int]) -> OffsetsToCommit:
+        """Offsets for a transaction, under the numbers that the member's grants have now.
+
+        Raises: Fenced naming the queues of other members; TopicMissing, Unavailable.
+        """
+        numbers = self.membership.commit_numbers(offsets)
+        fenced = offsets.keys() - numbers.keys()
+        if fenced:
+            raise fenced_error(self._group, fenced)
+        shards = {key: _shard_of(self._routes, key) for key in offsets}
+        commits = {
+            key: Commit(numbers[key], int(offset), key in self._sought)
+            for key, offset in offsets.items()
+        }
+        return OffsetsToCommit(
+            self._group, commits, shards, self._sought.difference_update, self.membership.lose
+        )
 
     def _commit_arguments(
         self,

@@ -21,6 +21,9 @@ half_checks      asks programs what has become of half messages, and its thread
 half_message     half messages as programs see them
 half_future      the result of `send_half`
 half_id          the id by which any producer ends a half message
+transaction      messages, offsets and acks that count together
+transaction_rows   the messages of one, and which queue gets each
+transaction_calls  has transactions decided, under names that are repeated
 callbacks        the done callbacks of futures: what they raise, and what they may not wait for
 send_future      the results of `send`, and the receipt of a batch
 """

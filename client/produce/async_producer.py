@@ -37,6 +37,8 @@ from .producer import FAILED_EXIT_S
 from .producer_config import ProducerConfig, ProducerOptions, closed_error
 from .queue_sequence import BatchReceipt
 from .send_future import AsyncSendFuture, SendFuture, TaskSteps
+from .transaction import AsyncTransaction, Transaction
+from .transaction_calls import TransactionCalls
 
 #: how often a check that waits for its callback looks whether the event loop has ended
 LOOP_CHECK_S = 0.5
@@ -233,6 +235,8 @@ class AsyncProducer(OpenClient):
         self._answers = CheckAnswers()
         self._checks = HalfChecks(self._halves, clock, cluster.transport, self._answers.ask)
         self._answers.checks = self._checks
+        self._clock = clock
+        self._commits = TransactionCalls(lambda: self._halves.routes, clock)
         # The thread of the checks must not outlive a producer that nothing refers to.
         weakref.finalize(self, self._checks.stop)
 
@@ -440,6 +444,25 @@ class AsyncProducer(OpenClient):
         except RayMQError:
             future.note_seen()
             raise
+
+    def transaction(self, *, timeout_s: float = 60.0) -> AsyncTransaction:
+        """Begin a transaction: `Producer.transaction` for asyncio. Use it with `async with`.
+
+        Args: `timeout_s`: as there. Raises: Rejected for a wrong option, and when the producer is closed.
+        """
+        loop = self._bind()
+        hooks = None if self._hooked is None else self._hooked.hooks
+
+        def after_send(message: Message, outcome: Receipt | RayMQError) -> None:
+            if hooks is not None:
+                _call_soon(loop, partial(hooks.after_send, message, outcome))
+
+        made = Transaction(
+            *(self._batcher, self._encode, self._commits, self._clock),
+            timeout_s=timeout_s,
+            after_send=after_send,
+        )
+        return AsyncTransaction(made, self._batcher.batch_sender.topic)
 
     async def end_half(self, half_id: str, decision: str) -> bool:
         """Commit or roll back a half message by its id, as `Producer.end_half` does.

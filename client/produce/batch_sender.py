@@ -279,7 +279,7 @@ class BatchSender:
         if found is not None:
             return found[1]
         if topic in SHARD_TOPICS:
-            return self._shard_senders.get(_place(topic, queue_id)[0])
+            return self._shard_senders.get(shard_place(topic, queue_id)[0])
         route = self._routes.topics.cached(topic)
         return None if route is None else self._shard_senders.get(route.shard_of(queue_id))
 
@@ -292,14 +292,14 @@ class BatchSender:
             found = self._queues.get((topic, queue_id))
             if found is None:
                 # The wire takes no other integers, such as numpy's.
-                number = _place(topic, queue_id)[1] if topic in SHARD_TOPICS else int(queue_id)
+                number = shard_place(topic, queue_id)[1] if topic in SHARD_TOPICS else int(queue_id)
                 queue = QueueSequence(topic, number, self._producer_id, self._epoch, self._own_id)
                 found = self._queues[topic, queue_id] = (queue, self._shard_sender(shard))
             return found
 
     def _shard_of(self, topic: str, queue_id: int) -> int:
         if topic in SHARD_TOPICS:
-            return _place(topic, queue_id)[0]
+            return shard_place(topic, queue_id)[0]
         return self._ask_for(topic).shard_of(queue_id)
 
     def _shard_sender(self, shard: int) -> ShardSender:
@@ -422,7 +422,7 @@ def waiting_queue(shard: int, delay_level: int) -> tuple[str, int]:
     return TIMER_TOPIC, shard
 
 
-def _place(topic: str, queue_id: int) -> tuple[int, int]:
+def shard_place(topic: str, queue_id: int) -> tuple[int, int]:
     """The shard, and the queue id there, of a queue of SHARD_TOPICS."""
     return divmod(queue_id, _LEVELS_MAX) if topic == SCHEDULE_TOPIC else (queue_id, 0)
 

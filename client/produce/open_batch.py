@@ -124,27 +124,46 @@ class OpenBatch:
             self.bodies, self.tags, self.properties, self.born = [], [], [], []
             return small
         try:
-            return self._to_record_batch(more)
+            return _to_record_batch(*columns, more)
         finally:
             for values in columns:
                 values.clear()
 
-    def _to_record_batch(self, more: dict[str, list[object]]) -> pa.RecordBatch:
-        _, tag, encoded, time = PUT_SCHEMA.types
-        try:
-            columns = [
-                binary_array(self.bodies),
-                _column(self.tags, tag),
-                _column(self.properties, encoded),
-                _column(self.born, time),
-                *(_column(values, MORE_SCHEMA.field(name).type) for name, values in more.items()),
-            ]
-        except (TypeError, ValueError) as error:
-            # Only this batch fails: the thread that closes it may serve others.
-            raise Rejected(
-                f"a message cannot be sent as it is: {error}", field="batch", limit="bytes and text"
-            ) from error
-        return pa.RecordBatch.from_arrays(columns, schema=put_schema(more))
+
+def batch_of(
+    bodies: list[bytes],
+    tags: Sequence[str | None],
+    properties: Sequence[bytes | None],
+    born: Sequence[int],
+    heads: dict[int, Head],
+) -> pa.RecordBatch:
+    """Messages as columns: the fields of `OpenBatch`. Raises: Rejected for a value that its column cannot hold."""
+    more = _more(heads, len(bodies)) if heads else {}
+    return _to_record_batch(bodies, tags, properties, born, more)
+
+
+def _to_record_batch(
+    bodies: list[bytes],
+    tags: Sequence[str | None],
+    properties: Sequence[bytes | None],
+    born: Sequence[int],
+    more: dict[str, list[object]],
+) -> pa.RecordBatch:
+    _, tag, encoded, time = PUT_SCHEMA.types
+    try:
+        columns = [
+            binary_array(bodies),
+            _column(tags, tag),
+            _column(properties, encoded),
+            _column(born, time),
+            *(_column(values, MORE_SCHEMA.field(name).type) for name, values in more.items()),
+        ]
+    except (TypeError, ValueError) as error:
+        # Only this batch fails: the thread that closes it may serve others.
+        raise Rejected(
+            f"a message cannot be sent as it is: {error}", field="batch", limit="bytes and text"
+        ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=put_schema(more))
 
 
 def _more(heads: dict[int, Head], rows: int) -> dict[str, list[object]]:

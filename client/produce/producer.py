@@ -27,6 +27,8 @@ from .message_batcher import MessageBatcher
 from .producer_config import ProducerConfig, ProducerOptions
 from .queue_sequence import BatchReceipt
 from .send_future import BatchFuture, SendFuture
+from .transaction import Transaction
+from .transaction_calls import TransactionCalls
 
 #: how long the end of a with block waits for receipts after an exception in the block
 FAILED_EXIT_S = 2.0
@@ -124,6 +126,8 @@ class Producer(OpenClient):
         clock = clock or Clock()
         self._halves = HalfSender(cluster, self._batcher, clock)
         self._checks = HalfChecks(self._halves, clock, cluster.transport)
+        self._clock = clock
+        self._commits = TransactionCalls(lambda: self._halves.routes, clock)
         # The thread of the checks must not outlive a producer that nothing refers to.
         weakref.finalize(self, self._checks.stop)
 
@@ -368,6 +372,37 @@ class Producer(OpenClient):
             sys_flag=sys_flag,
             born_host=born_host,
             queue_id=queue_id,
+        )
+
+    def transaction(self, *, timeout_s: float = 60.0) -> Transaction:
+        """Begin a transaction: messages, offsets of consumers and acks of workers that count together, or not at all.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster, cluster.producer() as producer:
+                cluster.create_topic("debits", queues=4)
+                cluster.create_topic("credits", queues=4)
+                with producer.transaction() as txn:
+                    txn.send("debits", b"10", key=b"alice")
+                    txn.send("credits", b"10", key=b"alice")
+            ```
+
+        Args:
+            timeout_s: seconds (default 60) for which `commit` asks for its outcome before it raises CommitUnknown.
+
+        Returns: an open transaction. It leaves nothing on any shard before its commit, and need not be ended. Threads
+        may have one each. The options of the producer that are about batches do not matter to it.
+
+        Raises: Rejected for a wrong option, and when the producer is closed.
+        """
+        self._halves.check_open()
+        after_send = None if self._hooked is None else self._hooked.hooks.after_send
+        return Transaction(
+            *(self._batcher, self._encode, self._commits, self._clock),
+            timeout_s=timeout_s,
+            after_send=after_send,
         )
 
     def end_half(self, half_id: str, decision: str) -> bool:

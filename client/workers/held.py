@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.client.transport.chained_future import ChainedFuture
+from raymq.store.base.errors import RayMQError
+from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.offsets import OffsetColumn
 from raymq.store.groups.leases.requests import SettleItem
 from raymq.store.state.topics import QueueKey
@@ -34,6 +37,12 @@ class LeaseOwner(Protocol):
 
         Raises: Fenced, Unavailable.
         """
+
+    def arguments(self) -> Mapping[str, Any]:
+        """What names the session to the shard: its group, its id and its options."""
+
+    def note_settled(self, lease: HeldLease, count: int) -> None:
+        """Messages of a lease were settled by another call than `settle`."""
 
     def extend(self, lease: HeldLease, key: QueueKey, offset: int, lease_ms: int) -> None:
         """Give one message more time. Raises: Fenced; as `Routes.call`."""
@@ -94,3 +103,41 @@ class HeldPart:
     def count(self) -> int:
         """How many messages wait for the program."""
         return len(self.offsets) - self.at
+
+    def give_back(self) -> None:
+        """Let others have what waits for the program. Best effort: the lease may be over."""
+        left = self.offsets[self.at :]
+        item = SettleItem(self.lease.number, self.key, left, SettleOutcome.RETURNED)
+        with contextlib.suppress(RayMQError):
+            self.lease.owner.settle([item], self.lease)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldAcks:
+    """Messages of a part that a transaction settles. They count as settled from now on, until `give_back`."""
+
+    part: HeldPart
+    #: of the part
+    rows: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        self.part.is_settled[self.rows] = True
+
+    @property
+    def owner(self) -> LeaseOwner:
+        """Where the messages are settled."""
+        return self.part.lease.owner
+
+    @property
+    def item(self) -> SettleItem:
+        """The settlement."""
+        part = self.part
+        return SettleItem(part.lease.number, part.key, part.offsets[self.rows], SettleOutcome.ACKED)
+
+    def note_settled(self) -> None:
+        """The transaction is committed."""
+        self.owner.note_settled(self.part.lease, len(self.rows))
+
+    def give_back(self) -> None:
+        """The transaction is not committed: the program may settle them otherwise."""
+        self.part.is_settled[self.rows] = False

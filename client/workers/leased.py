@@ -22,7 +22,7 @@ from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.options import DELAY_MS_MAX, LEASE_MS
 from raymq.store.groups.leases.requests import SettleItem
 
-from .held import HeldPart
+from .held import HeldAcks, HeldPart
 from .workers_config import ms_of
 
 
@@ -132,16 +132,25 @@ class LeasedMessage(ReceivedMessage):
             )
         return found
 
-    def _begin(self, verdict: SettleOutcome, delay_ms: int | None = None) -> ChainedFuture[None]:
-        """Settle the message. Returns: a future that ends when that is durable."""
+    def hold_acks(self) -> HeldAcks:
+        """What `Transaction.ack` takes of this message, which counts as settled then. Raises: as `ack`."""
+        part, row = self._unsettled()
+        return HeldAcks(part, np.array([row]))
+
+    def _unsettled(self) -> tuple[HeldPart, int]:
         part, row = self._held()
-        offset = part.offsets[row : row + 1]
         if part.is_settled[row]:
             raise Rejected(
-                f"message {int(offset[0])} of queue {part.key[1]} of {part.key[0]} is settled already",
+                f"message {int(part.offsets[row])} of queue {part.key[1]} of {part.key[0]} is settled already",
                 field="message",
                 limit="one settlement",
             )
+        return part, row
+
+    def _begin(self, verdict: SettleOutcome, delay_ms: int | None = None) -> ChainedFuture[None]:
+        """Settle the message. Returns: a future that ends when that is durable."""
+        part, row = self._unsettled()
+        offset = part.offsets[row : row + 1]
         item = SettleItem(part.lease.number, part.key, offset, verdict, delay_ms)
         future = part.lease.owner.settle([item], part.lease)
         part.is_settled[row] = True
@@ -291,6 +300,17 @@ class LeasedBatch:
     def release(self, mask: Any = None) -> Future[None] | None:
         """Give messages back unworked: the attempt does not count. Args, Returns, Raises: as `ack`."""
         return self._result(SettleOutcome.RETURNED, mask)
+
+    def hold_acks(self, mask: Any = None) -> HeldAcks | None:
+        """What `Transaction.ack` takes of this batch, which counts as settled then; None: there is nothing left.
+
+        Args: `mask`: as of `ack`. Raises: as `ack`.
+        """
+        part = self._part
+        if part is None:
+            return None
+        rows = np.flatnonzero(_checked(mask, part.is_settled))
+        return HeldAcks(part, rows) if len(rows) else None
 
     def _result(
         self, verdict: SettleOutcome, mask: Any, delay_ms: int | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -122,7 +123,15 @@ class ShardSession:
         future.add_done_callback(partial(self._note_settled, lease, count))
         return future
 
+    def arguments(self) -> Mapping[str, Any]:
+        """See `held.LeaseOwner`."""
+        return self._arguments
+
     def _note_settled(self, lease: HeldLease, count: int, done: Future[None]) -> None:
+        self.note_settled(lease, count)
+
+    def note_settled(self, lease: HeldLease, count: int) -> None:
+        """See `held.LeaseOwner`."""
         lease.left -= count
         if lease.left <= 0:
             # One operation of a dictionary: `settle` may be called with the lock held.

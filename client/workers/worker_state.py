@@ -115,6 +115,9 @@ class WorkerState:
             # Others may have them.
             self.ready.popleft()
             self.ready_count -= part.count
+            if not part.lease.is_lost:
+                # If the shard has been away for so long, they are held still, and would be renewed for ever.
+                part.give_back()
             self.changed.notify_all()
         return None
 

@@ -26,9 +26,7 @@ def exit_code(error: RayMQError) -> int:
     """The exit code of an error that ended a command."""
     if isinstance(error, (Rejected, errors.OffsetOutOfRange)):
         return EXIT_USAGE
-    if isinstance(error, (errors.Unavailable, errors.DeliveryUnknown, errors.StorageFull)):
-        return EXIT_UNAVAILABLE
-    return EXIT_FAULT
+    return EXIT_UNAVAILABLE if error.retriable else EXIT_FAULT
 
 
 def _open_closed() -> None:

@@ -63,6 +63,15 @@ class DeliveryUnknown(RayMQError):
     retriable = True
 
 
+class CommitUnknown(RayMQError):
+    """The transaction may or may not be committed: no shard has said so in time. Fields: shard.
+
+    `commit()` of the same transaction asks again, and `abort()` lets it be aborted, unless it is committed.
+    """
+
+    retriable = True
+
+
 class Fenced(RayMQError):
     """A newer producer epoch, leader epoch or incarnation exists. The caller must stop: another instance took over."""
 

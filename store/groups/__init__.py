@@ -8,4 +8,5 @@ coordinator    the decisions: join, release, assignment, session, removal
 foreign_members  clients of other protocols in groups, as their servers say
 claims         the fence of each queue of this shard, as a function of its log
 leases/        workers that share the messages of a queue, and settle each one alone
+transaction_requests  what clients ask about transactions, and the answers
 """

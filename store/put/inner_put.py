@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from raymq.store.base.errors import Rejected, require
@@ -25,7 +25,8 @@ from .inner_message import (
     ServiceProgress,
 )
 from .put_lock import PutLock
-from .service_records import ServiceRecords
+from .service_records import ServiceRecords, size_of
+from .small_unit import CheckedPut
 from .snapshot_writer import SnapshotWriter
 from .stats import StoreStats
 
@@ -37,6 +38,10 @@ class RecordGroup(NamedTuple):
     records: Sequence[tuple[str, bytes]]
     #: they come before the records. Encoded ones are not used again
     messages: Sequence[InnerMessage | EncodedInner] = ()
+    #: rows, which come before both. None of them is recognised as a repetition
+    puts: Sequence[CheckedPut] = ()
+    #: what the log notes of the group, for its store time, in as many bytes for each time; None: nothing
+    note: Callable[[int], Mapping[str, object]] | None = None
 
 
 class InnerPut:
@@ -111,25 +116,33 @@ class InnerPut:
             return appended
 
     def _append_group(self, service: str, group: RecordGroup) -> AppendedRows:
-        if not group.messages and len(group.records) == 1:
+        if len(group.records) == 1 and not group.messages and not group.puts and group.note is None:
             return self._append_state_record(*group.records[0])
 
-        self._check_open()
-        host = self._log.store_host
+        if group.records or group.messages or group.puts:
+            # A note alone is refused by no full disk.
+            self._check_open()
+        host, now_ms = self._log.store_host, self._clock.now_ms()
         encoded = [
             each if isinstance(each, EncodedInner) else EncodedInner(each, store_host=host)
             for each in group.messages
         ]
         records = [self._records.encode_state_record(*each) for each in group.records]
-        progress = ServiceProgress(service, {})
-        head = ProgressRecord(progress, now_ms=self._clock.now_ms(), store_host=host)
-        total = head.size + sum(each.size for each in (*encoded, *records))
-        self._check_group_size(len(encoded), total, self._config.record_bytes_max)
+        note = group.note or _no_note
 
-        appended = self._append_unit(head, encoded, total, records)
+        def head_at(store_time_ms: int) -> ProgressRecord:
+            progress = ServiceProgress(service, note(store_time_ms))
+            return ProgressRecord(progress, now_ms=now_ms, store_host=host)
+
+        size = head_at(self._records.next_store_time_ms()).size
+        total = size + sum(map(size_of, group.puts)) + sum(map(size_of, (*encoded, *records)))
+        limit = self._config.bundle_bytes_max if group.puts else self._config.record_bytes_max
+        self._check_group_size(len(encoded) + _rows_of(group.puts), total, limit)
+
+        appended = self._append_unit(head_at, encoded, total, records, group.puts)
         for (kind, body), each in zip(group.records, appended[len(encoded) :], strict=True):
             self._state.apply_appended(kind, body, each.end_offset, self.visible_end())
-        return appended[-1]
+        return AppendedRows.up_to(self._log.end)
 
     def init_producer(self, producer_id: int) -> tuple[int, AppendedRows]:
         """The next epoch of a producer id, and its record.
@@ -231,7 +244,7 @@ class InnerPut:
         )
         with self._lock:
             self._check_leads()
-            self._append_unit(head, [], head.size)
+            self._append_unit(lambda _: head, [], head.size)
             return AppendedRows.up_to(self._log.end)
 
     def put_unit(
@@ -277,7 +290,7 @@ class InnerPut:
         self._check_group_size(len(messages), total, limit)
         with self._lock:
             self._check_leads()
-            return self._append_unit(head, encoded, total)
+            return self._append_unit(None if head is None else lambda _: head, encoded, total)
 
     @staticmethod
     def _check_group_size(messages: int, total: int, limit: int) -> None:
@@ -291,28 +304,45 @@ class InnerPut:
 
     def _append_unit(
         self,
-        head: ProgressRecord | None,
+        head_at: Callable[[int], ProgressRecord] | None,
         encoded: list[EncodedInner],
         total: int,
         state_records: Sequence[EncodedInner] = (),
+        puts: Sequence[CheckedPut] = (),
     ) -> list[AppendedRows]:
         """Append records of `total` bytes, after the progress that they belong to. Needs the put lock.
 
-        Args: `state_records`: come after the messages. The caller applies them.
+        Args: `head_at`: the record of that progress for a store time, which does not change its size. `state_records`:
+        come after the messages. The caller applies them. `puts`: come before the messages.
+        Returns: one `AppendedRows` for each of `encoded` and `state_records`.
         """
         self._snapshots.make_room(total)
+        store_time_ms = self._records.next_store_time_ms()
         records = [*encoded, *state_records]
         body = b""
-        if head is not None:
-            first, body = head.ending_at(self._log.end + total)
+        if head_at is not None:
+            first, body = head_at(store_time_ms).ending_at(self._log.end + total)
             records.insert(0, first)
 
-        appended = self._records.append(records, self._records.next_store_time_ms())
-        if head is not None:
+        if puts:
+            appended = self._records.append_with_rows(records, puts, store_time_ms)
+        else:
+            appended = self._records.append(records, store_time_ms)
+        if head_at is not None:
             self._state.apply_state_record(PROGRESS, body)
             del appended[0]
 
         held_ms = self._clock.monotonic_ms() - self._lock.begin_ms
+        for put in puts:
+            self._stats.note_put(put.request.topic, put.encoded.count, size_of(put), held_ms)
         for each in encoded:
             self._stats.note_put(each.topic, 1, each.size, held_ms)
         return appended
+
+
+def _no_note(store_time_ms: int) -> dict[str, object]:
+    return {}
+
+
+def _rows_of(puts: Sequence[CheckedPut]) -> int:
+    return sum(put.encoded.count for put in puts)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raymq.store.base import format as fmt
 from raymq.store.base.arrays import Int64s
 from raymq.store.base.errors import (
     Bug,
@@ -21,12 +20,11 @@ from raymq.store.base.errors import (
     Unavailable,
     require,
 )
-from raymq.store.base.format import SCHEDULE_TOPIC
 from raymq.store.base.running_flags import BLOCKS_PUTS, FENCED, RunningFlags
 from raymq.store.base.status import PutStatus
 from raymq.store.log.commit_log import CommitLog
 from raymq.store.queues.consume_queues import ConsumeQueues
-from raymq.store.queues.reput_service import ReputService, UndispatchedUnit
+from raymq.store.queues.reput_service import ReputService
 from raymq.store.records import record
 from raymq.store.records.key_check import check_keys
 from raymq.store.records.producer_stamp import Stamp
@@ -197,6 +195,16 @@ class PutPath:
         # The offsets of duplicates are searched here, because no other put waits for it.
         return CheckedPut(request, encoded, self._originals(request), wait_ok)
 
+    def has_guard(self, topic: str) -> bool:
+        """Whether a topic of the store itself takes rows that its guard has checked."""
+        return topic in self._guards
+
+    def note_outcome(self, checked: CheckedPut, appended: AppendedRows | None) -> None:
+        """Report what has become of a checked batch that another part of the store appends; None: nothing."""
+        if appended is None:
+            self._stats.note_failed()
+        after_batch(self._hooks, checked.request, appended)
+
     def append(self, checked: CheckedPut) -> AppendedRows:
         """Append a checked batch. The ack is the caller's: nothing is synced at return.
 
@@ -338,7 +346,7 @@ class PutPath:
         for staged in unit.staged:
             request, encoded = staged.checked.request, staged.checked.encoded
             stored_rows, count = staged.stored_rows, encoded.count
-            self._note_appended(encoded, request, stored_rows, count, staged.appended)
+            self._records.note_rows(encoded, request, stored_rows, count, staged.appended)
             self._stats.note_put(
                 request.topic, count - stored_rows, encoded.bytes_from(stored_rows), held_ms
             )
@@ -496,41 +504,5 @@ class PutPath:
             physical_offset=start,
             end_offset=log.end,
         )
-        self._note_appended(encoded, request, row, stop, appended)
+        self._records.note_rows(encoded, request, row, stop, appended)
         return appended
-
-    def _note_appended(
-        self, encoded: EncodedRows, request: PutRequest, row: int, stop: int, appended: AppendedRows
-    ) -> None:
-        """Account for rows [row, stop), which are in the log now."""
-        offset, start, end = appended.first_offset, appended.physical_offset, appended.end_offset
-        store_time_ms = appended.store_time_ms
-        units = encoded.queue_units(row, stop, start)
-        if request.topic == SCHEDULE_TOPIC:
-            # Their guard has seen that all rows are of the queue's level.
-            due_ms = store_time_ms + self._config.delay_levels_ms[request.queue_id]
-            units = fmt.with_tags_code(units, due_ms)
-        self._reput.remember(
-            UndispatchedUnit(
-                start=start,
-                end=end,
-                topic=request.topic,
-                queue_id=request.queue_id,
-                first_offset=offset,
-                queue_units=units,
-                store_time_ms=store_time_ms,
-                keyed=None if encoded.keyed is None else encoded.keyed.rows(row, stop),
-            )
-        )
-
-        self._state.apply_rows(
-            request.topic,
-            request.queue_id,
-            offset,
-            stop - row,
-            end,
-            store_time_ms,
-            producer_id=request.producer_id,
-            epoch=request.epoch,
-            first_sequence=request.first_sequence + row,
-        )

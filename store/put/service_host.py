@@ -19,6 +19,7 @@ from raymq.store.state.shard_state import ShardState
 
 from .inner_message import InnerMessage, ServiceProgress
 from .inner_put import InnerPut
+from .put_path import PutPath
 from .topic_records import TopicRecords
 
 
@@ -34,6 +35,7 @@ class ServiceHost(Protocol):
     claims: ClaimTable
     leases: LeaseTable
     inner_put: InnerPut
+    put_path: PutPath
     consume_queues: ConsumeQueues
     store_times: StoreTimeClock
     topics: TopicRecords

@@ -8,6 +8,7 @@ stream_batches      the producers that batches of a stream share
 producer_ids        producer ids that names make
 write_decisions     which staged rows a write consists of: the first decision of a write counts
 decision_body       a decision as the body of its record
+transaction_commits  transactions whose rows, offsets and acks lie on this shard: one append group
 resolutions         the outcomes of half messages
 leases              workers that share the messages of queues
 lease_offers        what queues have for them

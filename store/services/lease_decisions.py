@@ -19,7 +19,12 @@ from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, L
 from raymq.store.groups.leases.lease_table import LEASE, SETTLE
 from raymq.store.groups.leases.options import COPIES_MAX, LeaseOptions
 from raymq.store.groups.leases.packing import pack_checked
-from raymq.store.groups.leases.requests import Copy
+from raymq.store.groups.leases.requests import (
+    Copy,
+    RefusedOffsets,
+    SettleAnswer,
+    SettleRequest,
+)
 from raymq.store.put.inner_put import RecordGroup
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.requests import AppendedRows
@@ -47,6 +52,18 @@ class LeaseDecision(NamedTuple):
     appended: AppendedRows | None
     #: when a message may be leased again, on the clock of the store; None: no time makes one due
     next_ms: int | None = None
+
+
+class AckPlan(NamedTuple):
+    """Acks that are decided, and not appended."""
+
+    machine: LeaseMachine
+    plan: LeasePlan
+    now_ms: int
+    #: what its leases do not hold any more
+    refused: Sequence[RefusedOffsets]
+    #: kind and body; None: nothing is to be settled
+    record: tuple[str, bytes] | None
 
 
 class Shared(NamedTuple):
@@ -249,12 +266,34 @@ class LeaseDecisions:
             for each in calls:
                 each.woken.set()
 
-    def _decide_each(self, calls: Sequence[_Waiting]) -> Iterator[RecordGroup]:
-        """The records of calls. Has the put lock."""
+    def plan_acks(self, group: str, request: SettleRequest) -> AckPlan:
+        """Decide on acks that another decision of the shard needs. Callers: with the put lock, until `note_acks`.
+
+        Returns: a decision that changes nothing yet. Raises: as `LeaseMachine.settle`.
+        """
+        self._end_draft()
+        machine, now_ms = self.machine(group), self._store.clock.monotonic_ms()
+        plan = machine.settle(request, now_ms)
+        if any(each.copies for each in plan.groups):
+            raise Bug("an ack copies no message")
+        answer = plan.answer
+        refused = answer.refused if isinstance(answer, SettleAnswer) else ()
+        record = (SETTLE, self._body(group, plan.entries)) if plan.entries else None
+        return AckPlan(machine, plan, now_ms, refused, record)
+
+    def note_acks(self, acks: AckPlan) -> None:
+        """The record of acks was appended and applied."""
+        acks.machine.note(acks.plan, acks.now_ms)
+
+    def _end_draft(self) -> None:
+        """Decide on the state alone, if an append of the last round has failed. Has the put lock."""
         if self._drafting is not None:
-            # An append of the last round has failed.
             self._drafting.end_draft()
             self._drafting = None
+
+    def _decide_each(self, calls: Sequence[_Waiting]) -> Iterator[RecordGroup]:
+        """The records of calls. Has the put lock."""
+        self._end_draft()
         batch = _Batch()
         for each in sorted(calls, key=_turn):
             if not batch.takes(each):

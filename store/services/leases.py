@@ -33,7 +33,7 @@ from raymq.store.state.features import LEASES_LEVEL
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
 
 from .lease_copies import LeaseCopies
-from .lease_decisions import LeaseDecision, LeaseDecisions, Shared
+from .lease_decisions import AckPlan, LeaseDecision, LeaseDecisions, Shared
 from .lease_offers import LeaseOffers, Wanted, key_of
 from .retry import queue_of
 from .stored_message import StoredMessage
@@ -240,6 +240,22 @@ class LeaseService:
             lambda machine, now_ms: machine.settle(request, now_ms),
             Shared(False, request.session, numbers),
         )
+
+    def prepare_acks(self, group: str) -> None:
+        """What `plan_acks` needs, before the put lock is taken."""
+        self._store.note_feature_level(LEASES_LEVEL)
+        self._read_keys(group)
+
+    def plan_acks(self, group: str, items: Sequence[SettleItem]) -> AckPlan:
+        """Decide on acks that another decision of the shard needs: `LeaseDecisions.plan_acks`.
+
+        They belong to no session: the other decision is recognised when it is repeated.
+        """
+        return self._decisions.plan_acks(group, SettleRequest(NO_SESSION, 0, items))
+
+    def note_acks(self, acks: AckPlan) -> None:
+        """The record of acks was appended and applied. Callers: with the put lock."""
+        self._decisions.note_acks(acks)
 
     def extend(
         self,

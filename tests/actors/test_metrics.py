@@ -604,7 +604,7 @@ def test_metric_names_end_with_unit_and_kind() -> None:
         if metric.kind == "latency":
             assert metric.name.endswith("_seconds")
         assert {*metric.common, *metric.tags} <= {
-            *("cluster", "shard", "replica", "topic", "group", "code", "outcome")
+            *("cluster", "shard", "replica", "topic", "group", "code", "outcome", "decision")
         }
 
 

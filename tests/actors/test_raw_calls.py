@@ -10,10 +10,13 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.api.fetches import pack_request, unpack_slice
+from raymq.actors.api.leases import packed_offsets
+from raymq.actors.api.transactions import pack_rows
 from raymq.actors.protocol.flight_messages import FETCH_SCHEMA
 from raymq.actors.server.ray.ray_methods import RayMethods
 from raymq.client.transport.flight_client import ShardConnection
 from raymq.store.base.errors import OffsetOutOfRange, Rejected
+from raymq.store.groups.leases.requests import offsets_of
 from raymq.store.records.requests import FetchRequest, MessageSelector
 from tests.support.batches import batch
 from tests.support.served_shard import CLUSTER_ID, TOKEN, ServedShard
@@ -104,6 +107,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
         yield from queries(wrong)
         yield from locks(wrong)
         yield from transactions(wrong)
+        yield from commits(wrong)
         yield from calls_between_replicas(wrong)
 
     for shards in ([], [1], [0] * 300_000, list(range(300_000)), [-1], "0", 0, None):
@@ -221,6 +225,74 @@ def transactions(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "halves_to_check", {**asked, "groups": ["g", group]}, "group"
     yield "halves_to_check", {**asked, "groups": ["g"] * 1001}, "groups"
     yield "halves_to_check", {**asked, "max_records": 257}, "max_records"
+
+
+SESSION = "0a" * 16
+OFFSET = packed_offsets(offsets_of([0]))
+
+
+def commits(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of those on transactions of one shard."""
+    metadata, columns = pack_rows(batch([b"x"])) or ()
+    rows = [metadata, columns]
+    commit = {"session": SESSION, "number": 1, "parts": [["t", 0, 1]], "rows": rows}
+    for op, arguments in (
+        ("commit_transaction", commit),
+        ("abort_transaction", {"session": SESSION, "number": 1}),
+    ):
+        yield op, {**arguments, "session": wrong}, "session"
+        yield op, {**arguments, "number": wrong}, "number"
+
+    yield "commit_transaction", {**commit, "parts": wrong}, "parts"
+    yield "commit_transaction", {**commit, "parts": [wrong]}, "parts"
+    yield "commit_transaction", {**commit, "rows": wrong}, "rows"
+    yield "commit_transaction", {**commit, "rows": [wrong, columns]}, "rows"
+    yield "commit_transaction", {**commit, "rows": [metadata, wrong]}, "rows"
+    if wrong is None:
+        yield "commit_transaction", {**commit, "rows": [metadata, "A" * (33 << 20)]}, "rows"
+    for place in range(1, 3):
+        part = ["t", 0, 1]
+        part[place] = wrong
+        yield "commit_transaction", {**commit, "parts": [part]}, "parts"
+    for parts, field in (
+        ([["t", 0, 2]], "rows"),
+        ([["t", 2, 1]], "queue_id"),
+        ([["no such topic", 0, 1]], "topic"),
+        ([["t", 0, 1], ["t", 0, 1]], "parts"),
+        ([["t", 0, 100_000], ["t", 1, 1]], "parts"),
+        ([["rmq_sys_wheel_timer", 1, 1]], "queue_id"),
+        ([["RMQ_SYS_TRANS_HALF_TOPIC", 0, 1]], "topic"),
+    ):
+        yield "commit_transaction", {**commit, "parts": parts}, field
+    yield "commit_transaction", {"session": SESSION, "number": 1, "parts": []}, "parts"
+
+    empty = {"session": SESSION, "number": 1, "parts": []}
+    offsets = {"group": "g", "topic": "t", "offsets": {"0": 0}, "numbers": {"0": 1}, "seeks": []}
+    acks = {"group": "g", "session": SESSION, "items": [[1, "t", 0, "ack", None, OFFSET]]}
+    for name, value in (("offsets", offsets), ("acks", acks)):
+        if wrong is not None:
+            yield "commit_transaction", {**empty, name: wrong}, name
+        yield "commit_transaction", {**empty, name: [wrong]}, name
+        yield "commit_transaction", {**empty, name: [value, value]}, name
+        if wrong != "1":
+            yield "commit_transaction", {**empty, name: [{**value, "group": wrong}]}, "group"
+    yield (
+        "commit_transaction",
+        {**empty, "offsets": [{**offsets, "offsets": {"0": wrong}}]},
+        "offsets",
+    )
+    yield (
+        "commit_transaction",
+        {**empty, "offsets": [{**offsets, "numbers": {"0": wrong}}]},
+        "numbers",
+    )
+    if wrong != [1]:
+        yield "commit_transaction", {**empty, "offsets": [{**offsets, "seeks": wrong}]}, "offsets"
+    yield "commit_transaction", {**empty, "acks": [{**acks, "session": wrong}]}, "session"
+    nack = [[1, "t", 0, "nack", None, OFFSET]]
+    yield "commit_transaction", {**empty, "acks": [{**acks, "items": nack}]}, "acks"
+    if wrong != [1]:
+        yield "commit_transaction", {**empty, "acks": [{**acks, "items": wrong}]}, "acks"
 
 
 def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -12,6 +12,8 @@ import pyarrow as pa
 from raymq.client.transport.chained_future import BlockedCallers, ChainedFuture, wake_callers
 from raymq.client.workers.held import HeldLease, HeldPart, LeaseOwner
 from raymq.client.workers.worker_state import CALLS_FOLLOWED, WorkerState
+from raymq.store.groups.leases.entries import SettleOutcome
+from raymq.store.groups.leases.requests import SettleItem
 from tests.support.waiting import until
 
 WAIT_S = 20.0
@@ -150,3 +152,26 @@ def test_a_future_that_does_not_end_is_waited_for_as_long_as_asked() -> None:
     assert not future.done()
     assert not future.has_blocked
     assert not future.cancel()
+
+
+def test_messages_ahead_whose_time_is_over_are_given_back() -> None:
+    given: list[tuple[int, list[int]]] = []
+
+    class Owner:
+        def settle(self, items: list[SettleItem], lease: HeldLease) -> None:
+            (item,) = items
+            assert item.verdict == SettleOutcome.RETURNED
+            given.append((lease.number, item.offsets.tolist()))
+
+    state, part, lost = state_of(2), part_of(3), part_of(2)
+    for each in (part, lost):
+        each.lease.owner = cast(LeaseOwner, Owner())
+    lost.lease.is_lost = True
+    with state.lock:
+        state.add(part)
+        state.add(lost)
+        state.take_one(part)
+        assert state.first_held(part.lease.until_ms) is None
+    # The shard has said of the other one that it is over.
+    assert given == [(1, [1, 2])]
+    assert state.ready_count == 0

@@ -52,6 +52,14 @@ def test_the_job_of_a_killed_worker_is_done_by_another_one(printed: list[str]) -
 
 
 @pytest.mark.thorough
+@pytest.mark.program(example("transactions.py"))
+def test_each_job_has_one_result_although_a_worker_is_killed_before_its_commit(
+    printed: list[str],
+) -> None:
+    assert answers(printed) == [{"jobs": 200, "results": 200, "twice": 0, "died": 1}]
+
+
+@pytest.mark.thorough
 @pytest.mark.program(example("serve_scores.py", runs=2))
 def test_a_killed_serve_replica_comes_back_with_its_state(printed: list[str]) -> None:
     assert answers(printed) == [

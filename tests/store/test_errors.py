@@ -101,6 +101,7 @@ def test_a_fact_that_is_not_there_is_an_attribute_error() -> None:
 def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
     assert {kind.__name__ for kind in KINDS if kind.retriable and kind not in CASES} == {
         "Unavailable",
+        "CommitUnknown",
         "DeliveryUnknown",
         "StorageFull",
     }

@@ -37,14 +37,14 @@ class ArmedFailpoints:
 
 
 def install() -> None:
-    """Set the points of groups in this process."""
+    """Set the points of groups and transactions in this process."""
     place = os.environ.get(VARIABLE)
     if place is None:
         return
     from raymq.store.base import failpoints
 
     for name in failpoints.NAMES:
-        if name.startswith("groups."):
+        if name.startswith(("groups.", "transactions.")):
             failpoints.activate(name, partial(_die_if_armed, Path(place) / name))
 
 

@@ -6,6 +6,7 @@ same at every run: chance, clock, store id and the pool's name are fixed.
 
 from __future__ import annotations
 
+import json
 import random
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,8 +18,18 @@ from unittest import mock
 
 from raymq.store.config.store_config import StoreConfig
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.groups.claims import Claim, Commit, claim_value
+from raymq.store.groups.members import CLAIM
+from raymq.store.groups.transaction_requests import (
+    COMMITTED,
+    OffsetCommit,
+    TransactionCommit,
+    TransactionName,
+)
 from raymq.store.put.inner_message import InnerMessage, ServiceProgress
 from raymq.store.records.requests import PutRequest
+from raymq.store.services.leases import LeaseService
+from raymq.store.services.transaction_commits import SERVICE, TransactionCommits
 from tests.support.batches import batch
 from tests.support.clock import ManualClock
 from tests.support.confirming import dispatch_all
@@ -116,6 +127,8 @@ class Trace:
         self.refused: list[bytes] = []
         #: rows of both queues after each group
         self.groups: list[int] = []
+        #: each group is a transaction, whose offset is that number of rows
+        self.transacts = False
 
         self.acked = Owed()
         #: topics that the disk has from the beginning
@@ -185,7 +198,7 @@ class Trace:
 
     def put_group(self, count: int, size: int) -> None:
         """Put messages to both queues in turn, in one group with the note of their number."""
-        messages = []
+        messages: list[InnerMessage] = []
         ends = dict(self.ends)
         for number in range(count):
             queue, body = number % 2, self.chance.randbytes(size)
@@ -193,11 +206,37 @@ class Trace:
             ends[queue] += 1
             messages.append(InnerMessage("t", queue, body, {"TAGS": "x"}))
         self.groups.append(sum(ends.values()))
-        self.store.put_inner(
-            messages, progress=ServiceProgress("groups", {"rows": self.groups[-1]})
-        )
+        if self.transacts:
+            self._commit(messages)
+        else:
+            self.store.put_inner(
+                messages, progress=ServiceProgress("groups", {"rows": self.groups[-1]})
+            )
         self.ends = ends
         self.note()
+
+    def _commit(self, messages: list[InnerMessage]) -> None:
+        """Put messages, and commit an offset: the number of the messages by then."""
+        store, session = self.store, b"t" * 16
+        if not store.claims.claims:
+            value = claim_value("g", "t", {0: Claim(1, "member")})
+            store.inner_put.put_state_record(CLAIM, json.dumps(value).encode())
+        puts = []
+        for queue in (0, 1):
+            bodies = [each.body for each in messages if each.queue_id == queue]
+            if bodies:
+                puts.append(PutRequest("t", queue, batch(bodies, tag="x"), None, 0, 0, "quorum"))
+        noted = store.state.progress.get(SERVICE, {}).get(session.hex(), {"number": 0})
+        offset = OffsetCommit("g", "t", {0: Commit(1, self.groups[-1])})
+        name = TransactionName(session, noted["number"] + 1)
+        commits = TransactionCommits(store, LeaseService(store))
+        assert commits.commit(TransactionCommit(name, puts, [offset])).decision == COMMITTED
+
+    def noted_rows(self, store: MessageStore) -> int:
+        """How many rows there are, as the newest group of a store says."""
+        if self.transacts:
+            return store.state.offsets.get(("g", "t"), {}).get(0, 0)
+        return int(store.state.progress.get("groups", {}).get("rows", 0))
 
     def prewrite(self) -> None:
         """Steps of the worker ahead of the tail beside the puts, until it has nothing to do."""

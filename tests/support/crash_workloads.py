@@ -424,6 +424,18 @@ def groups(width: int) -> Trace:
     return trace
 
 
+def transactions(width: int) -> Trace:
+    """Rows of both queues, and the offset that says how many there are, over rolls."""
+    trace = Trace(width, salt=21)
+    trace.transacts = True
+    trace.open()
+    for turn in range(16):
+        trace.put_group(1 + turn % 4, 150 + 25 * turn)
+        if turn % 4 == 3:
+            trace.ack()
+    return trace
+
+
 #: name -> the trace, and combinations tried at each place of it
 TRACES: dict[str, tuple[Callable[[int], Trace], int]] = {
     make.__name__: (make, limit)
@@ -447,6 +459,7 @@ TRACES: dict[str, tuple[Callable[[int], Trace], int]] = {
         (indexed, 10),
         (middles, 10),
         (groups, 13),
+        (transactions, 13),
     )
 }
 

@@ -10,6 +10,7 @@ leases     settlements of leased messages, and more time
 queries    messages by time, key and id
 timers     timers that are cancelled
 message_arguments  arguments of those that put one message
+commits    transactions that lie on this shard
 transactions  half messages: prepared, ended, checked
 producers  producers and their epochs
 writes     staged writes: the decision, and the publication of rows

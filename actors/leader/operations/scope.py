@@ -8,6 +8,7 @@ from typing import Protocol
 from raymq.actors.api import call_arguments
 from raymq.actors.leader.group_service import GroupService
 from raymq.actors.leader.queue_claims import QueueClaims
+from raymq.actors.leader.transaction_commits import LeaderCommits
 from raymq.actors.leader.transactions import Transactions
 from raymq.actors.leader.worker_leases import WorkerLeases
 from raymq.actors.supervise.replica_parts import ReplicaParts
@@ -26,6 +27,7 @@ class LeaderScope(Protocol):
     groups: GroupService
     claims: QueueClaims
     leases: WorkerLeases
+    commits: LeaderCommits
     transactions: Transactions
 
     def check_serving(self) -> None:

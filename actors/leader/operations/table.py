@@ -5,6 +5,7 @@ from __future__ import annotations
 from raymq.actors.api.operations import merge
 
 from . import (
+    commits,
     groups,
     leases,
     offsets,
@@ -28,6 +29,7 @@ OPERATIONS = merge(
     queries.OPERATIONS,
     timers.OPERATIONS,
     transactions.OPERATIONS,
+    commits.OPERATIONS,
     producers.OPERATIONS,
     writes.OPERATIONS,
 )
