@@ -53,7 +53,8 @@ with cluster.consumer("t", group="g", start="earliest") as consumer:
     first = consumer.poll(5, 10.0)
     consumer.commit({0: 5})
 workers = cluster.workers("t", group="w", prefetch=0)
-workers.get(timeout=30).ack()
+with cluster.producer() as producer, producer.transaction() as txn:
+    txn.ack(workers.get(timeout=30))
 held = workers.get(timeout=30)
 
 def shown():
@@ -110,7 +111,7 @@ def series(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
         if match is None:
             continue
         labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
-        ours = ("cluster", "shard", "topic", "group", "outcome", "le")
+        ours = ("cluster", "shard", "topic", "group", "outcome", "decision", "le")
         key = frozenset((name, labels[name]) for name in ours if name in labels)
         found.setdefault(match[1], {})[key] = float(match[3])
     return found
@@ -204,6 +205,7 @@ def check_series(
     assert value("ray_raymq_consumer_lag_messages", ("topic", "t"), ("group", "g")) == 17
     assert value("ray_raymq_leased_messages", ("group", "w")) == 1
     assert value("ray_raymq_undelivered_messages", ("group", "w")) == 0
+    assert value("ray_raymq_transactions_total", ("decision", "committed")) == 1
     assert value("ray_raymq_lease_outcomes_total", ("group", "w"), ("outcome", "acked")) == 1
     for what in ("duplicates", "rejected", "unknown", "role_restarts"):
         assert value(f"ray_raymq_{what}_total") == status[f"{what}_total"] > 0
