@@ -216,7 +216,14 @@ def _reset_shards(
 def pause_group(cluster: ClusterHandle, name: str, *, paused: bool) -> None:
     """See `Cluster.pause_group` and `Cluster.resume_group`."""
     coordinator = coordinator_of(cluster, name)
-    cluster.call(coordinator, "pause_group", {"group": name, "paused": paused})
+    answers = [cluster.call(shard, "groups", {}) for shard in range(cluster.shards)]
+    is_of_workers = any(name in each.get("workers", ()) for each in answers)
+    arguments = {"group": name, "paused": paused}
+    if is_of_workers:
+        for shard in range(cluster.shards):
+            cluster.call(shard, "pause_leases", arguments)
+    if not is_of_workers or name in answers[coordinator]["coordinated"]:
+        cluster.call(coordinator, "pause_group", arguments)
 
 
 def delete_group(cluster: ClusterHandle, name: str) -> list[str]:

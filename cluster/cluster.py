@@ -474,7 +474,8 @@ class Cluster(ClusterHandle):
 
         Returns: name -> `kind` ("stream": its members share the queues; "workers": they share the messages; "manual":
         it has had no member, only committed offsets), `state` ("paused", "active" with members or clients, else
-        "empty"), `members`, their number, and `clients`, how many clients of RocketMQ consume in it.
+        "empty"; of workers also "paused: dead letters", see their option `dlq_rate`), `members`, their number, and
+        `clients`, how many clients of RocketMQ consume in it.
         Raises: Unavailable: a shard does not answer.
         """
         from raymq.client.group_facts import list_groups
@@ -495,7 +496,8 @@ class Cluster(ClusterHandle):
                         print(queue["queue_id"], queue["member"], queue["lag"])
             ```
 
-        Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `paused`; `filters`; `lag`, the messages
+        Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `paused`; `pauses`, of workers: each
+        `shard` on which they get nothing, and the `reason` ("dead letters", "operator"); `filters`; `lag`, the messages
         after the committed offsets; `lag_s`, the age of the oldest of them in seconds; `members`, each with `member`
         (its id), `client` (host:pid), `instance_id`, `topics`, `pattern`, `session_timeout_ms`, `version` and `applied`
         (of its assignment), `silent_ms` since its newest heartbeat and `state` ("stable", "releasing", "replaced",
@@ -597,29 +599,32 @@ class Cluster(ClusterHandle):
         return delete_group(self, name)
 
     def pause_group(self, name: str) -> None:
-        """Let the members of a consumer group get no messages until `resume_group`.
+        """Let the members or workers of a group get no messages until `resume_group`.
 
         They stay members, keep their queues, and may commit. A member hears of it with its next heartbeat, at most 3 s
-        later. A consumer that joins a paused group gets no queues yet. The pause holds over restarts and new leaders.
+        later. A consumer that joins a paused group gets no queues yet. Workers keep what they have leased, and may
+        settle it. The pause holds over restarts and new leaders.
 
         Durable: at return.
 
         Raises:
-            Rejected: the group has had no member.
-            Unavailable: the shard that coordinates it does not answer.
+            Rejected: the group has had no member and no worker.
+            Unavailable: a shard does not answer. The same call completes it.
         """
         from raymq.client.group_admin import pause_group
 
         pause_group(self, name, paused=True)
 
     def resume_group(self, name: str) -> None:
-        """Let the members of a paused consumer group get messages again, from their next heartbeat on.
+        """Let a paused group get messages again: members from their next heartbeat on, workers at once.
+
+        Workers that were paused by too many dead letters count these from 0 again.
 
         Durable: at return.
 
         Raises:
-            Rejected: the group has had no member.
-            Unavailable: the shard that coordinates it does not answer.
+            Rejected: the group has had no member and no worker.
+            Unavailable: a shard does not answer. The same call completes it.
         """
         from raymq.client.group_admin import pause_group
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from raymq.store.engine.message_store import MessageStore
+from raymq.store.groups.leases.entries import PAUSES
 from raymq.store.groups.leases.group_leases import GroupLeases
 
 from .metrics import ByTags
@@ -84,6 +85,10 @@ class GroupProgress:
             for name, group in self._leases()
             for outcome, count in list(group.counts.items())
         }
+
+    def paused(self) -> ByTags:
+        """(group,) -> why its workers get nothing here: the place in `PAUSES`."""
+        return {(name,): PAUSES.index(group.paused) for name, group in self._leases()}
 
     def _leases(self) -> list[tuple[str, GroupLeases]]:
         return list(self._store.leases.groups.items())[:LAGS_MAX]

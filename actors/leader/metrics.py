@@ -182,6 +182,12 @@ METRICS = (
         ("group", "outcome"),
     ),
     Metric(
+        "raymq_paused_workers",
+        "gauge",
+        "Whether the workers of a group get nothing: 0: no; 1: too many dead letters; 2: an operator wants it.",
+        ("group",),
+    ),
+    Metric(
         "raymq_uncopied_messages_total",
         "counter",
         "Messages of workers that were settled as dead without a dead letter: none could be made of them.",

@@ -29,7 +29,7 @@ from raymq.store.services.lease_decisions import LeaseDecision
 from raymq.store.services.leased_records import read_leased
 from raymq.store.services.leases import LeaseService, QueueLeases
 from raymq.store.services.retry import queue_of
-from raymq.store.state.features import LEASES_LEVEL
+from raymq.store.state.features import PAUSES_LEVEL
 from raymq.store.state.topics import QueueKey, retry_topic
 
 from .group_records import GroupHost
@@ -37,6 +37,8 @@ from .lease_options import SharedOptions, WorkerOptions
 
 #: how soon a request that waits notices that its worker has left
 LEFT_CHECK_MS = 250
+#: how long a request of a paused group waits: its worker hears soon why it gets nothing
+PAUSED_WAIT_MS = 1_000
 #: how often sessions that hold nothing are looked for
 FORGET_EVERY_MS = 600_000
 
@@ -117,7 +119,7 @@ class WorkerLeases:
                 found=call.request,
             )
         if not answer.number:
-            return LeasedMessages(call.request)
+            return LeasedMessages(call.request, paused=answer.paused)
         fail_point("groups.lease_appended")
         # The messages are read while the record becomes durable.
         ticket = None if decision.appended is None else self._begin_promise(decision.appended)
@@ -147,7 +149,7 @@ class WorkerLeases:
             turn = self._turn % max(len(keys), 1)
         retry = retry_topic(call.group)
         with self._publishing():
-            self._store.note_feature_level(LEASES_LEVEL)
+            self._store.note_feature_level(PAUSES_LEVEL)
             queue_id = queue_of(self._store, retry, self._shard)
         return [(retry, queue_id), *keys[turn:], *keys[:turn]]
 
@@ -187,7 +189,8 @@ class WorkerLeases:
         self, call: LeaseCall, keys: Sequence[QueueKey], is_left: Callable[[], bool]
     ) -> LeaseDecision:
         """Decide again whenever there may be a message, until there is one or the time is up."""
-        deadline_ms = self._clock.monotonic_ms() + call.wait_ms
+        begin_ms = self._clock.monotonic_ms()
+        deadline_ms = begin_ms + call.wait_ms
         with self._woken(call.group, keys) as woken:
             while True:
                 woken.clear()
@@ -202,6 +205,8 @@ class WorkerLeases:
                 if decision.appended is not None:
                     # A filter looks at a part of a queue at a time.
                     continue
+                if _pause_of(decision):
+                    deadline_ms = min(deadline_ms, begin_ms + PAUSED_WAIT_MS)
                 until_ms = deadline_ms
                 if decision.next_ms is not None:
                     until_ms = min(deadline_ms, max(now_ms + 1, decision.next_ms))
@@ -279,7 +284,7 @@ class WorkerLeases:
         Raises: as `LeaseService.settle`; Rejected for a request older than the session's newest.
         """
         self._note_use(group, request.session, shared)
-        self._store.note_feature_level(LEASES_LEVEL)
+        self._store.note_feature_level(PAUSES_LEVEL)
         self._leader.announce()
         decision = self._service.settle(group, request)
         answer = decision.plan.answer
@@ -373,6 +378,18 @@ class WorkerLeases:
         entries = [entry for entry in decision.plan.entries if isinstance(entry, SettleEntry)]
         return sum(len(each.offsets) for entry in entries for each in entry.groups)
 
+    def pause(self, group: str, reason: str) -> None:
+        """Let a group lease nothing on this shard, for a reason; empty: let it go on."""
+        self._leader.check_serving()
+        decision = self._service.pause(group, reason)
+        self._wake(group)
+        self._await(decision.appended)
+
+    def paused(self) -> dict[str, str]:
+        """Group of workers -> why it leases nothing on this shard."""
+        groups = list(self._store.leases.groups.items())
+        return {name: group.paused for name, group in groups if group.paused}
+
     # --- what time ends ---------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -388,6 +405,12 @@ class WorkerLeases:
             in_use = self._options.groups
         with self._publishing():
             self._service.forget_idle(in_use)
+
+
+def _pause_of(decision: LeaseDecision) -> str:
+    """Why the group leases nothing; empty: it does."""
+    answer = decision.plan.answer
+    return answer.paused if isinstance(answer, LeaseAnswer) else ""
 
 
 def _is_empty(decision: LeaseDecision) -> bool:

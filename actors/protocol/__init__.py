@@ -105,12 +105,14 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       offset]; leases: numbers, without it all
     release_leases(group, topic)                                    {released}: messages that workers had; without
                                                                       topic of all topics
+    pause_leases(group, paused)                                     {}
     group_leases(group)                                             {queues: {topic: {queue_id: [low, next, leased,
-                                                                      waiting]}}}
+                                                                      waiting]}}, paused: why it leases nothing}
     find_coordinator(group)                                         {shard}; shard 0 answers
     groups()                                                        {coordinated: {group: members}, clients: {group:
                                                                       clients of other protocols}, paused,
-                                                                      with_offsets, workers: [groups]}
+                                                                      with_offsets, workers: [groups], paused_workers:
+                                                                      {group: why}}
     describe_group(group)                                           {kind, paused, filters, topics, members, clients,
                                                                       queues}
     group_topics(group)                                             {topics}: those of which it has offsets here

@@ -327,6 +327,7 @@ class LeaseDecisions:
     def _plan(self, each: _Waiting, machine: LeaseMachine, now_ms: int) -> LeasePlan:
         """A decision whose copies are made, or are named as missing. Has the put lock."""
         machine.copies_max = each.copies_max
+        machine.store_ms = self._store_ms()
         machine.unmovable = {
             (copy.key, copy.offset)
             for copy, made in each.copies.items()
@@ -371,9 +372,12 @@ class LeaseDecisions:
         return RecordGroup([record], [each for each in made if each is not None])
 
     def _body(self, group: str, entries: Sequence[Entry]) -> bytes:
+        return pack_checked(group, [TimeEntry(self._store_ms()), *entries])
+
+    def _store_ms(self) -> int:
+        """The store time of a record that is written now, about: jumps of the clock do not count."""
         look = self._store.log.marks.clock_look
-        at_ms = max(look.wall_ms - look.jumped_ms, self._store.state.store_time_ms)
-        return pack_checked(group, [TimeEntry(at_ms), *entries])
+        return max(look.wall_ms - look.jumped_ms, self._store.state.store_time_ms)
 
 
 def _turn(each: _Waiting) -> tuple[str, int]:

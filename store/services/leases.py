@@ -29,7 +29,7 @@ from raymq.store.groups.leases.requests import (
 )
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.requests import MessageSelector
-from raymq.store.state.features import LEASES_LEVEL
+from raymq.store.state.features import PAUSES_LEVEL
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
 
 from .lease_copies import LeaseCopies
@@ -168,7 +168,7 @@ class LeaseService:
     def _prepare(self, group: str, ranges: dict[QueueKey, tuple[int, int]], start: str) -> None:
         """Let the queues begin, and settle what retention has deleted."""
         store = self._store
-        store.note_feature_level(LEASES_LEVEL)
+        store.note_feature_level(PAUSES_LEVEL)
         for target in (dlq_topic(group), retry_topic(group)):
             queue_of(store, target, self._shard)
         columns = store.leases.group(group).queues
@@ -279,12 +279,17 @@ class LeaseService:
 
     def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
         """Let a group go on elsewhere in a queue. All of its leases there end."""
-        self._store.note_feature_level(LEASES_LEVEL)
+        self._store.note_feature_level(PAUSES_LEVEL)
         return self._decisions.decide(group, lambda machine, now_ms: machine.reset(key, offset))
 
     def release(self, group: str, topic: str | None = None) -> LeaseDecision:
         """Take what workers have back: others get it at once. Args: `topic`: of these messages; None: all."""
         return self._decisions.decide(group, lambda machine, now_ms: machine.release(topic))
+
+    def pause(self, group: str, reason: str) -> LeaseDecision:
+        """Let a group lease nothing for a reason; empty: let it go on."""
+        self._store.note_feature_level(PAUSES_LEVEL)
+        return self._decisions.decide(group, lambda machine, now_ms: machine.pause(reason))
 
     def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
         """How a group stands in each queue that its workers have leased messages of."""

@@ -7,7 +7,13 @@ import pytest
 
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.groups.leases import lease_machine, lease_table, lease_times, options
-from raymq.store.groups.leases.entries import EndEntry, SettleOutcome
+from raymq.store.groups.leases.entries import (
+    DEAD_LETTERS,
+    OPERATOR,
+    EndEntry,
+    SettleOutcome,
+    TimeEntry,
+)
 from raymq.store.groups.leases.key_order import slots_of
 from raymq.store.groups.leases.lease_machine import LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LeaseTable
@@ -41,7 +47,7 @@ class Group:
     def do(self, plan: LeasePlan) -> LeasePlan:
         """Append a plan's records."""
         for each in plan.groups:
-            self.table.apply_packed(pack("g", each.entries))
+            self.table.apply_packed(pack("g", [TimeEntry(self.machine.store_ms), *each.entries]))
         self.machine.note(plan, self.now_ms)
         return plan
 
@@ -604,3 +610,83 @@ def test_the_columns_shrink_with_the_window():
     assert group.machine.due(KEY, 9, 5_000).tolist() == [19_000]
     assert group.refused(group.settle(list(range(19_000, 20_000)), number=20)) == [19_000]
     assert (group.columns.low, group.columns.open_count) == (19_000, 0)
+
+
+# --- too many dead letters ------------------------------------------------------------------------
+
+
+def test_a_group_pauses_before_its_next_lease_when_too_many_of_its_messages_die():
+    group = Group(dead_rate=2)
+    group.offsets(6)
+    group.settle([0, 1], SettleOutcome.REJECTED)
+    assert group.offsets(1) == [6]
+    plan = group.settle([2, 3], SettleOutcome.REJECTED, number=1)
+    # What is dead is dead: nothing of it is lost, and nothing else is delivered.
+    assert [each.offset for each in plan.groups[0].copies] == [2, 3]
+    assert group.lease(1).answer.paused == DEAD_LETTERS
+    assert group.refused(group.settle([4], number=1)) == []
+    assert group.refused(group.settle([5], SettleOutcome.REJECTED, number=1)) == []
+    assert group.columns.low == 6
+
+    group.do(group.machine.pause(""))
+    assert group.offsets(1) == [7]
+    group.settle([6], SettleOutcome.REJECTED, number=2)
+    assert group.offsets(1) == [8]
+
+
+def test_dead_letters_count_for_a_minute_of_the_log():
+    group = Group(dead_rate=2)
+    group.offsets(6)
+    for second, offset in ((10, 0), (69, 1), (70, 2), (129, 3)):
+        group.machine.store_ms = second * 1_000
+        group.settle([offset], SettleOutcome.REJECTED, number=1)
+    assert group.offsets(1) == [6]
+    group.settle([4], SettleOutcome.REJECTED, number=1)
+    assert group.lease(1).answer.paused == DEAD_LETTERS
+
+
+def test_messages_whose_last_lease_has_ended_are_buried_before_the_pause():
+    group = Group(dead_rate=1, max_attempts=1, backoff_ms=(0,))
+    group.offsets(2)
+    group.now_ms = MINUTE
+    plan = group.lease(4)
+    assert [each.offset for each in plan.groups[0].copies] == [0, 1]
+    assert plan.answer.paused == DEAD_LETTERS
+    assert group.columns.low == group.columns.next == 2
+
+
+def test_a_pause_outlives_a_leader_and_keeps_its_first_reason():
+    group = Group()
+    group.offsets(1)
+    group.do(group.machine.pause(OPERATOR))
+    assert group.machine.pause(DEAD_LETTERS).groups == []
+    group.lead_again()
+    assert group.lease(1).answer.paused == OPERATOR
+    group.do(group.machine.pause(""))
+    group.lead_again()
+    assert group.table.groups["g"].paused == ""
+    assert group.offsets(1) == [1]
+
+
+def test_a_group_without_a_limit_is_not_paused():
+    group = Group(dead_rate=None)
+    group.offsets(64)
+    group.settle(list(range(64)), SettleOutcome.REJECTED)
+    assert group.offsets(1) == [64]
+
+
+def test_a_repeated_request_gets_its_lease_also_while_the_group_is_paused():
+    group = Group()
+    assert group.offsets(2) == [0, 1]
+    group.do(group.machine.pause(OPERATOR))
+    group.request -= 1
+    assert group.offsets(2) == [0, 1]
+
+
+def test_a_paused_group_without_queues_is_not_forgotten():
+    group = Group()
+    group.table.drop_topic(KEY[0])
+    group.do(group.machine.pause(OPERATOR))
+    assert group.machine.forget_idle(10 * MINUTE * 60).groups == []
+    group.do(group.machine.pause(""))
+    assert len(group.machine.forget_idle(20 * MINUTE * 60).groups) == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from raymq.store.base.errors import Rejected
 from raymq.store.groups.leases.entries import (
+    PAUSES,
     EndEntry,
     ForgetEntry,
     HeldEntry,
@@ -18,6 +19,7 @@ from raymq.store.groups.leases.entries import (
     LeaseEntry,
     LengthEntry,
     NumberEntry,
+    PauseEntry,
     QueueEntry,
     ResetEntry,
     SessionEntry,
@@ -85,6 +87,7 @@ entries = st.one_of(
     st.builds(ForgetEntry, st.lists(sessions, max_size=4)),
     st.just(EndEntry()),
     st.builds(TimeEntry, numbers),
+    st.builds(PauseEntry, st.sampled_from(PAUSES)),
     st.builds(NumberEntry, numbers),
     st.builds(HeldEntry, numbers, sessions, small),
     st.builds(SessionEntry, sessions, numbers, numbers, numbers, st.lists(settled, max_size=3)),

@@ -35,6 +35,10 @@ class SettleOutcome(IntEnum):
 
 #: in place of a delay: the offset was rejected, and waits only until it is copied to the dead letters
 TO_BURY_MS = (1 << 32) - 1
+#: why a group is paused: more of its messages died within a minute than its options allow; an operator wants it so
+DEAD_LETTERS, OPERATOR = "dead letters", "operator"
+#: by their number in metrics; empty: no pause
+PAUSES = ("", DEAD_LETTERS, OPERATOR)
 #: settle an offset for ever
 SETTLING = (SettleOutcome.ACKED, SettleOutcome.DEAD, SettleOutcome.MOVED)
 
@@ -122,6 +126,13 @@ class TimeEntry(NamedTuple):
     at_ms: int
 
 
+class PauseEntry(NamedTuple):
+    """The group leases nothing on this shard any longer, or does so again. Also of snapshots."""
+
+    #: for people; empty: it goes on, and its dead letters are counted from 0
+    reason: str
+
+
 # --- of snapshots ---------------------------------------------------------------------------------
 
 
@@ -173,6 +184,7 @@ Entry = (
     | ForgetEntry
     | EndEntry
     | TimeEntry
+    | PauseEntry
     | NumberEntry
     | HeldEntry
     | SessionEntry

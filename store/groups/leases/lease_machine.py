@@ -19,6 +19,7 @@ from raymq.store.state.topics import QueueKey
 
 from . import key_order
 from .entries import (
+    DEAD_LETTERS,
     TO_BURY_MS,
     EndEntry,
     Entry,
@@ -26,6 +27,7 @@ from .entries import (
     LeasedPart,
     LeaseEntry,
     LengthEntry,
+    PauseEntry,
     ResetEntry,
     Settled,
     SettleEntry,
@@ -131,6 +133,8 @@ class LeaseMachine:
         #: a longer delay than the retry topic knows is waited for in place; so are messages that cannot be copied
         self.move_ms_max = MS_MAX
         self.unmovable: Set[tuple[QueueKey, int]] = frozenset()
+        #: the log's store time at the decision. Only the rate of dead letters depends on it
+        self.store_ms = 0
         self._draft = _Draft()
         self._times = LeaseTimes(self._group, options)
         self._times.activate(now_ms)
@@ -255,6 +259,8 @@ class LeaseMachine:
             return LeasePlan()
 
         self._times.advance(now_ms)
+        if self._group.paused:
+            return LeasePlan(answer=_paused(request, self._group.paused))
         plan, parts = LeasePlan(), []
         wanted = min(request.max_records, LEASE_OFFSETS_MAX)
         room = self.options.max_in_flight - self._in_flight
@@ -266,6 +272,12 @@ class LeaseMachine:
                 parts.append(part)
                 wanted -= len(part.taken)
                 room -= self._added(part)
+        if self._dies_too_fast(plan.entries):
+            # What is dead is buried. Before anything else is delivered, the group is paused.
+            plan.groups.append(AppendGroup([PauseEntry(DEAD_LETTERS)]))
+            plan.slots.clear()
+            plan.answer = _paused(request, DEAD_LETTERS)
+            return plan
 
         lease_ms = min(request.lease_ms or self.options.lease_ms, self.options.max_lease_ms)
         is_lease = any(len(part.taken) for part in parts)
@@ -280,6 +292,19 @@ class LeaseMachine:
             # It has the time.
             plan.groups.append(AppendGroup([]))
         return plan
+
+    def _dies_too_fast(self, entries: Sequence[Entry]) -> bool:
+        """Whether more messages have died within a minute than may, with those of entries that are not applied yet."""
+        if self.options.dead_rate is None:
+            return False
+        more = sum(
+            len(group.offsets)
+            for entry in entries
+            if isinstance(entry, SettleEntry)
+            for group in entry.groups
+            if group.outcome == SettleOutcome.DEAD
+        )
+        return self._group.dead_within(self.store_ms) + more > self.options.dead_rate
 
     def _repeated(self, request: LeaseRequest, number: int, now_ms: int) -> LeaseAnswer:
         """The answer to a repeated request: what is still open of its lease, whose time starts again."""
@@ -491,9 +516,12 @@ class LeaseMachine:
             if not request.session:
                 groups = [each for each in groups if each.outcome != SettleOutcome.REFUSED]
             if groups or request.session:
-                entry = SettleEntry(request.session, request.settle, groups)
+                entries: list[Entry] = [SettleEntry(request.session, request.settle, groups)]
+                has_dead = any(each.outcome == SettleOutcome.DEAD for each in groups)
+                if has_dead and not self._group.paused and self._dies_too_fast(entries):
+                    entries.append(PauseEntry(DEAD_LETTERS))
                 copies = draft.copies if self.options.has_dead_letters else draft.moved()
-                plan.groups.append(AppendGroup([entry], copies))
+                plan.groups.append(AppendGroup(entries, copies))
         return plan
 
     def _check_refused(self, groups: Sequence[Settled], session: WorkerSession) -> None:
@@ -720,6 +748,15 @@ class LeaseMachine:
             ]
         )
 
+    def pause(self, reason: str) -> LeasePlan:
+        """Lease nothing for a reason, or go on if there is none. Leases under way go on, and may be settled.
+
+        A group that is paused already keeps its reason.
+        """
+        if bool(reason) == bool(self._group.paused):
+            return LeasePlan()
+        return LeasePlan([AppendGroup([PauseEntry(reason)])])
+
     def forget_idle(self, now_ms: int) -> LeasePlan:
         """Forget sessions that hold nothing and were not used for an hour, and a group that has nothing else."""
         holding = {lease.session for lease in self._group.leases.values()}
@@ -730,7 +767,8 @@ class LeaseMachine:
             if session not in holding and now_ms - used_ms >= SESSION_IDLE_MS
         ]
         group = self._table.groups.get(self._name)
-        if group is not None and not group.queues and len(idle) == len(group.sessions):
+        is_empty = group is not None and not group.queues and not group.paused
+        if is_empty and len(idle) == len(self._group.sessions):
             return LeasePlan([AppendGroup([EndEntry()])])
         return LeasePlan([AppendGroup([ForgetEntry(idle)])]) if idle else LeasePlan()
 
@@ -865,6 +903,11 @@ class _Settling:
     def moved(self) -> list[Copy]:
         """The copies without those of dead messages."""
         return [each for each in self.copies if each.outcome == SettleOutcome.MOVED]
+
+
+def _paused(request: LeaseRequest, reason: str) -> LeaseAnswer:
+    """The answer of a group that leases nothing: there is no message."""
+    return LeaseAnswer(request.request, 0, 0, (), reason)
 
 
 def _each_queue_once(offers: Sequence[Offer]) -> Iterable[Offer]:

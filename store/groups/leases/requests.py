@@ -67,6 +67,8 @@ class LeaseAnswer(NamedTuple):
     #: the worker holds the messages for so long, counted from the sending of its request, less a tenth
     lease_ms: int
     parts: Sequence[Leased]
+    #: why the group leases nothing; empty: it does
+    paused: str = ""
 
 
 class SettleItem(NamedTuple):
