@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
-from raymq.store.groups.leases.entries import OPERATOR
+from raymq.store.groups.leases.pauses import pause_text
+from raymq.store.state.topics import REDRIVE_PREFIX
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
@@ -29,6 +30,8 @@ def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
         reasons.update(answer.get("paused_workers", {}))
         workers = answer.get("workers", ())
         for name in (*answer["with_offsets"], *workers):
+            if name.startswith(REDRIVE_PREFIX):
+                continue
             kind = "workers" if name in workers else "manual"
             found.setdefault(name, {"kind": kind, "members": 0})
     for name in clients:
@@ -39,7 +42,7 @@ def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
         is_active = facts["members"] or facts["clients"]
         facts["state"] = "paused" if name in paused else "active" if is_active else "empty"
         if name in reasons:
-            facts["state"] = paused_text(reasons[name])
+            facts["state"] = pause_text(reasons[name])
     return dict(sorted(found.items()))
 
 
@@ -75,11 +78,6 @@ def _pauses(cluster: ClusterHandle, name: str) -> list[dict[str, Any]]:
         if reason:
             found.append({"shard": shard, "reason": reason})
     return found
-
-
-def paused_text(reason: str) -> str:
-    """How a pause is shown: an operator need not read who did it."""
-    return "paused" if reason == OPERATOR else f"paused: {reason}"
 
 
 def coordinator_of(cluster: ClusterHandle, name: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from raymq.client.dead_letters import DeadLetter
     from raymq.client.messages.received import ReceivedMessage
     from raymq.client.times import Time
 
@@ -650,6 +651,128 @@ class Cluster(ClusterHandle):
         from raymq.client.group_admin import release_leases
 
         return release_leases(self, name, topic=topic)
+
+    def dead_letter_groups(self, name: str | None = None) -> dict[str, dict[str, Any]]:
+        """The groups that have dead letters: messages that they could not handle, and that were not put back.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                for name, facts in cluster.dead_letter_groups().items():
+                    print(name, facts["count"])
+            ```
+
+        Args:
+            name: only this group (default: all).
+
+        Returns: name -> `count`, and `oldest_ms` and `newest_ms`, when the oldest and the newest one died (None: not
+            known). A group without dead letters is left out.
+
+        Raises:
+            Unavailable: a shard does not answer.
+        """
+        from raymq.client.dead_letters import dead_letter_groups
+
+        return dead_letter_groups(self, name)
+
+    def dead_letters(
+        self, name: str, *, max_records: int = 100, where: str | None = None
+    ) -> list[DeadLetter]:
+        """What a group could not handle, the oldest first: of workers, of `send_back` and of RocketMQ's clients.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("emails", queues=4)
+                with cluster.workers("emails", group="mailers"):
+                    pass
+                for letter in cluster.dead_letters("mailers"):
+                    print(letter.reason, letter.attempts, letter.message.body)
+            ```
+
+        Args:
+            name: the group.
+            max_records: so many of each shard are looked at, and so many are returned (default 100).
+            where: only those for whose properties this SQL92 expression is true, as `sql` of a consumer; None
+                (default): all.
+
+        Returns: of each its `message`, in the topic %DLQ%NAME, and `group`, `original_topic`, `original_queue_id`,
+            `attempts`, `reason`, `holder` and `redrives`.
+
+        Raises:
+            Rejected: the group has no topic of dead letters; a wrong expression.
+            Corrupt: one of them is damaged.
+            Unavailable: a shard does not answer.
+        """
+        from raymq.client.dead_letters import dead_letters
+
+        return dead_letters(self, name, max_records=max_records, where=where)
+
+    def redrive(
+        self,
+        name: str,
+        *,
+        max_records: int | None = None,
+        rate: float | None = None,
+        to: str | None = None,
+        where: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[str], object] | None = None,
+    ) -> dict[str, Any]:
+        """Put dead letters of a group back into the topics and queues from which they came.
+
+        Each is appended there together with the record that settles it, on its shard. So it is neither lost nor put
+        back twice, whatever process dies, and two calls at the same time share the work. Its attempts begin at 0 again,
+        and it counts how often it was put back in the property REDRIVES. All groups that read the topic get it again. A
+        dead letter whose topic or queue does not exist any more stays one.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("emails", queues=4)
+                with cluster.workers("emails", group="mailers"):
+                    pass
+                print(cluster.redrive("mailers", rate=100)["redriven"])
+            ```
+
+        Args:
+            name: the group.
+            max_records: so many at most; None (default): all that are there when the call begins.
+            rate: so many a second at most; None (default): no limit. 64 make one append.
+            to: another topic, with a queue on each shard that has dead letters (default: where they came from).
+            where: only those for whose properties this SQL92 expression is true; None (default): all.
+            dry_run: say what would go where, and change nothing (default: no).
+            progress: called with a line of text every second (default: nothing).
+
+        Returns: `group`, `dry_run`, `redriven` (how many), `topics` (how many went to each), `refused`: those that
+            stay, each with `shard`, `queue_id` and `offset` of %DLQ%NAME, and `why`; and `by_others`: how many another
+            call has put back meanwhile, or have expired.
+        Durable: on every shard, at return.
+
+        Raises:
+            Rejected: the group has no topic of dead letters; a topic that cannot get them; a wrong expression. Nothing
+                was put back.
+            Unavailable: a shard does not answer within a minute. What was put back is settled, and another call goes
+                on.
+        """
+        from raymq.client.dead_letters import redrive
+
+        return redrive(
+            self,
+            name,
+            max_records=max_records,
+            rate=rate,
+            to=to,
+            where=where,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def config(self) -> dict[str, dict[str, Any]]:
         """Every option of the stores: its value, its default, and when it may change.

@@ -177,6 +177,8 @@ class LeaderReport:
             "raymq_leased_messages": self._groups.leased(),
             "raymq_undelivered_messages": self._groups.undelivered(),
             "raymq_lease_outcomes_total": self._groups.outcomes(),
+            "raymq_highest_attempts": self._groups.highest_attempts(),
+            "raymq_dead_letters": self._groups.dead_letters(),
             "raymq_paused_workers": self._groups.paused(),
             "raymq_uncopied_messages_total": self._uncopied(),
             "raymq_topic_messages": leader_metrics.topic_messages(store),

@@ -182,6 +182,18 @@ METRICS = (
         ("group", "outcome"),
     ),
     Metric(
+        "raymq_highest_attempts",
+        "gauge",
+        "The most deliveries of a message that workers of a group have not settled; 0: there is none.",
+        ("group",),
+    ),
+    Metric(
+        "raymq_dead_letters",
+        "gauge",
+        "Messages that a group could not handle, and that were not put back.",
+        ("group",),
+    ),
+    Metric(
         "raymq_paused_workers",
         "gauge",
         "Whether the workers of a group get nothing: 0: no; 1: too many dead letters; 2: an operator wants it.",

@@ -32,6 +32,7 @@ from raymq.store.services.retry import queue_of
 from raymq.store.state.features import PAUSES_LEVEL
 from raymq.store.state.topics import QueueKey, retry_topic
 
+from .dead_letters import DeadLetters
 from .group_records import GroupHost
 from .lease_options import SharedOptions, WorkerOptions
 
@@ -73,7 +74,9 @@ class WorkerLeases:
         self._watch = watch
         self._shard = shard
         self._service = LeaseService(leader.store, shard=shard)
+        self.dead_letters = DeadLetters(leader, self._service.redrives, self._await)
         self._is_active = False
+
         #: guards the field below
         self._promise_lock = threading.Lock()
         #: the newest end that an answer waits for. Calls that were decided together wait for the same one

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from raymq.client.group_facts import paused_text
 from raymq.client.times import at_ms
 from raymq.store.base.clock import Clock
+from raymq.store.groups.leases.pauses import pause_text
 
 from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, Show, cluster_of
 
@@ -71,7 +71,7 @@ def _paused(facts: dict[str, Any]) -> str:
         return ""
     shards: dict[str, list[str]] = {}
     for pause in facts["pauses"]:
-        shards.setdefault(paused_text(pause["reason"]), []).append(str(pause["shard"]))
+        shards.setdefault(pause_text(pause["reason"]), []).append(str(pause["shard"]))
     found = [f"{text} on shard {', '.join(on)}" for text, on in sorted(shards.items())]
     return f"{'; '.join(found) or 'paused'}".replace("paused", "PAUSED", 1) + ", "
 

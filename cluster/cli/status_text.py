@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raymq.actors.protocol.tls import TLS_PREFIX, is_loopback
-from raymq.client.group_facts import paused_text
 from raymq.cluster.record.cluster_record import protection
-from raymq.store.groups.leases.entries import PAUSES
+from raymq.store.groups.leases.pauses import PAUSES, pause_text
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -196,7 +195,7 @@ def _pauses(shards: list[StatusFacts]) -> Iterator[str]:
     for shard in shards:
         for group, why in (shard.get("metrics") or {}).get("paused_workers", {}).items():
             if why:
-                text = f"group {group} {paused_text(PAUSES[why])}"
+                text = f"group {group} {pause_text(PAUSES[why])}"
                 found.setdefault(text, []).append(str(shard["shard"]))
     if found:
         texts = [f"{text} on shard {', '.join(on)}" for text, on in sorted(found.items())]

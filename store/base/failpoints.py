@@ -37,6 +37,7 @@ NAMES: dict[str, str] = {
     "groups.claim_appended": "the claim of a queue is appended, it is not confirmed",
     "groups.lease_appended": "a lease of messages is appended, it is not confirmed",
     "groups.settle_appended": "the settlement of leased messages is appended, it is not confirmed",
+    "groups.redrive_appended": "dead letters that go back are appended with their settlement, not confirmed",
     "timer.files_synced": "timer log and wheel are synced, timercheck is not written",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
     "mend.copied": "the new file of a damaged segment is complete and synced, the old one has the name",

@@ -331,7 +331,7 @@ class LeaseDecisions:
         machine.unmovable = {
             (copy.key, copy.offset)
             for copy, made in each.copies.items()
-            if copy.outcome == SettleOutcome.MOVED and made.encoded is None and made.stays
+            if may_stay(copy) and made.encoded is None and made.stays
         }
 
         while True:
@@ -347,7 +347,7 @@ class LeaseDecisions:
             stay = {
                 (copy.key, copy.offset)
                 for copy in copied
-                if copy.outcome == SettleOutcome.MOVED and each.copies[copy].stays
+                if may_stay(copy) and each.copies[copy].stays
             }
             if not stay:
                 return plan
@@ -378,6 +378,11 @@ class LeaseDecisions:
         """The store time of a record that is written now, about: jumps of the clock do not count."""
         look = self._store.log.marks.clock_look
         return max(look.wall_ms - look.jumped_ms, self._store.state.store_time_ms)
+
+
+def may_stay(copy: Copy) -> bool:
+    """Whether a message without a copy stays as it is. A dead one is settled all the same."""
+    return copy.outcome == SettleOutcome.MOVED or copy.destination is not None
 
 
 def _turn(each: _Waiting) -> tuple[str, int]:

@@ -35,6 +35,7 @@ from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_t
 from .lease_copies import LeaseCopies
 from .lease_decisions import LeaseDecision, LeaseDecisions, Shared
 from .lease_offers import LeaseOffers, Wanted, key_of
+from .redrive import RedriveService
 from .retry import queue_of
 from .stored_message import StoredMessage
 
@@ -64,7 +65,10 @@ class LeaseService:
         self._store = store
         self._shard = shard
         self._offers = LeaseOffers(store)
-        self._decisions = LeaseDecisions(store, LeaseCopies(store, shard))
+        copies = LeaseCopies(store, shard)
+        self._decisions = LeaseDecisions(store, copies)
+        #: dead letters that go back
+        self.redrives = RedriveService(store, self._decisions, copies, shard=shard)
 
     @property
     def uncopied_count(self) -> int:

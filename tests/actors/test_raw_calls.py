@@ -102,6 +102,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
 
         yield from calls_of_a_shard(wrong)
         yield from queries(wrong)
+        yield from dead(wrong)
         yield from locks(wrong)
         yield from transactions(wrong)
         yield from calls_between_replicas(wrong)
@@ -221,6 +222,26 @@ def transactions(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "halves_to_check", {**asked, "groups": ["g", group]}, "group"
     yield "halves_to_check", {**asked, "groups": ["g"] * 1001}, "groups"
     yield "halves_to_check", {**asked, "max_records": 257}, "max_records"
+
+
+def dead(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of those on dead letters, and of pauses."""
+    asked = {"group": "g", "begin": {}, "max_records": 1, "with_records": True}
+    back = {"group": "g", "session": "5e" * 16, "settle": 1, "offsets": {"0": wrong}}
+    yield "dead_letters", {**asked, "max_records": wrong}, "max_records"
+    yield "dead_letters", {**asked, "max_records": 1_001}, "max_records"
+    yield "dead_letters", {**asked, "begin": wrong}, "begin"
+    yield "dead_letters", {**asked, "begin": {"0": wrong}}, "begin"
+    yield "redrive", back, "offsets"
+    yield "redrive", {**back, "offsets": wrong}, "offsets"
+    if wrong is not True:
+        yield "dead_letters", {**asked, "with_records": wrong}, "with_records"
+        yield "pause_leases", {"group": "g", "paused": wrong}, "paused"
+    if wrong != "1":
+        yield "pause_leases", {"group": wrong, "paused": True}, "group"
+        yield "dead_letters", {**asked, "group": wrong}, "group"
+        if wrong is not None:
+            yield "dead_letter_counts", {"group": wrong}, "group"
 
 
 def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

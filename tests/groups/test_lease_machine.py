@@ -7,20 +7,16 @@ import pytest
 
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.groups.leases import lease_machine, lease_table, lease_times, options
-from raymq.store.groups.leases.entries import (
-    DEAD_LETTERS,
-    OPERATOR,
-    EndEntry,
-    SettleOutcome,
-    TimeEntry,
-)
+from raymq.store.groups.leases.entries import EndEntry, SettleOutcome, TimeEntry
 from raymq.store.groups.leases.key_order import slots_of
 from raymq.store.groups.leases.lease_machine import LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.groups.leases.options import LeaseOptions
 from raymq.store.groups.leases.packing import pack
+from raymq.store.groups.leases.pauses import DEAD_LETTERS, OPERATOR
 from raymq.store.groups.leases.requests import (
     NO_SESSION,
+    Destination,
     LeaseRequest,
     Offer,
     SettleItem,
@@ -690,3 +686,50 @@ def test_a_paused_group_without_queues_is_not_forgotten():
     assert group.machine.forget_idle(10 * MINUTE * 60).groups == []
     group.do(group.machine.pause(""))
     assert len(group.machine.forget_idle(20 * MINUTE * 60).groups) == 1
+
+
+# --- dead letters that go back --------------------------------------------------------------------
+
+
+def redrive(group: Group, offsets: list[int], settle: int, session: bytes = b"r") -> list[int]:
+    """Put messages back. Returns: those that are refused."""
+    item = SettleItem(0, KEY, offsets_of(offsets), SettleOutcome.ACKED)
+    found = {(KEY, each): Destination(("back", 0), 0) for each in range(100)}
+    request = SettleRequest(session, settle, [item])
+    plan = group.do(group.machine.redrive(request, found, group.now_ms))
+    copied = [each.offset for each in plan.groups[0].copies] if plan.groups else []
+    refused = group.refused(plan)
+    assert not plan.groups or sorted(copied + refused) == sorted(offsets)
+    return refused
+
+
+def test_messages_that_go_back_are_settled_and_the_others_wait():
+    group = Group()
+    assert redrive(group, [2, 4, 200], 1) == [200]
+    assert (group.columns.low, group.columns.next) == (0, 5)
+    assert group.columns.unsettled().tolist() == [0, 1, 3]
+    assert redrive(group, [0, 2, 3], 2) == [2]
+    # A repeated request gets its answer, and an old one none.
+    assert redrive(group, [0, 2, 3], 2) == [2]
+    assert redrive(group, [1], 1, session=b"other") == []
+    assert group.columns.low == 5
+    group.lead_again()
+    assert redrive(group, [1, 5], 3) == [1]
+    assert not group.table.groups["g"].leases
+
+
+def test_what_a_worker_has_does_not_go_back():
+    group = Group()
+    group.offsets(2)
+    assert redrive(group, [0, 1, 2], 1) == [0, 1]
+    group.settle([0, 1], number=1)
+    assert group.columns.low == 3
+
+
+def test_messages_that_were_passed_over_go_to_workers_all_the_same():
+    group = Group()
+    redrive(group, [1, 65, 66], 1)
+    # Those that went back are not waited for, wherever their places in the columns are.
+    found = group.offsets(100)
+    assert found[:64] == [0, *range(2, 65)]
+    assert not {1, 65, 66} & set(found)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from raymq.store.base.errors import Rejected
 from raymq.store.groups.leases.entries import (
-    PAUSES,
     EndEntry,
     ForgetEntry,
     HeldEntry,
@@ -39,6 +38,7 @@ from raymq.store.groups.leases.offsets import (
     read_offsets,
 )
 from raymq.store.groups.leases.packing import pack, pack_checked, unpack
+from raymq.store.groups.leases.pauses import PAUSES
 from raymq.store.groups.leases.reader import PackedReader
 
 numbers = st.integers(min_value=0, max_value=1 << 40)

@@ -15,8 +15,8 @@ from raymq.actors.api.operations import flag, integer, operation, optional
 from raymq.actors.leader.lease_options import SharedOptions
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
-from raymq.store.groups.leases.entries import OPERATOR
 from raymq.store.groups.leases.options import LEASE_MS, LeaseOptions
+from raymq.store.groups.leases.pauses import OPERATOR
 from raymq.store.groups.leases.requests import SettleItem, SettleRequest
 from raymq.store.records.requests import MessageSelector
 from raymq.store.state.topics import QueueKey

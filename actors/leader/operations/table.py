@@ -5,6 +5,7 @@ from __future__ import annotations
 from raymq.actors.api.operations import merge
 
 from . import (
+    dead_letters,
     groups,
     leases,
     offsets,
@@ -25,6 +26,7 @@ OPERATIONS = merge(
     retries.OPERATIONS,
     groups.OPERATIONS,
     leases.OPERATIONS,
+    dead_letters.OPERATIONS,
     queries.OPERATIONS,
     timers.OPERATIONS,
     transactions.OPERATIONS,

@@ -35,10 +35,6 @@ class SettleOutcome(IntEnum):
 
 #: in place of a delay: the offset was rejected, and waits only until it is copied to the dead letters
 TO_BURY_MS = (1 << 32) - 1
-#: why a group is paused: more of its messages died within a minute than its options allow; an operator wants it so
-DEAD_LETTERS, OPERATOR = "dead letters", "operator"
-#: by their number in metrics; empty: no pause
-PAUSES = ("", DEAD_LETTERS, OPERATOR)
 #: settle an offset for ever
 SETTLING = (SettleOutcome.ACKED, SettleOutcome.DEAD, SettleOutcome.MOVED)
 

@@ -7,7 +7,7 @@ all that is in the log is confirmed; without entries it also waits for a check t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from raymq.store.state.topics import QueueKey
 
 from . import key_order
 from .entries import (
-    DEAD_LETTERS,
     TO_BURY_MS,
     EndEntry,
     Entry,
@@ -46,7 +45,8 @@ from .options import (
     MS_MAX,
     LeaseOptions,
 )
-from .queue_columns import ATTEMPTS_MAX, OPEN, QueueColumns
+from .pauses import DEAD_LETTERS
+from .queue_columns import ATTEMPTS_MAX, OPEN, WAITING, QueueColumns
 from .request_checks import (
     check_groups,
     check_key,
@@ -59,6 +59,7 @@ from .request_checks import (
 from .requests import (
     NO_SESSION,
     Copy,
+    Destination,
     ExtendAnswer,
     LeaseAnswer,
     Leased,
@@ -647,6 +648,81 @@ class LeaseMachine:
             for offset in offsets.tolist()
         ]
 
+    # --- dead letters that go back ----------------------------------------------------------------
+
+    def redrive(
+        self,
+        request: SettleRequest,
+        found: Mapping[tuple[QueueKey, int], Destination],
+        now_ms: int,
+    ) -> LeasePlan:
+        """Lease messages, and settle them at once with a copy of each, all in one append group.
+
+        A message that is leased or settled already is refused, and so is one without a destination, one that cannot be
+        copied, and one beyond those that one step copies.
+        Args: `found`: (queue, offset) -> where it goes. The queues have begun. Raises: as `settle`.
+        """
+        items = checked_items(request)
+        session = self._note_use(request.session, now_ms)
+        if request.session and is_settled_before(request.settle, session.settle):
+            refused = [
+                RefusedOffsets(each.number, each.key, each.offsets) for each in session.refused
+            ]
+            return LeasePlan(answer=SettleAnswer(request.settle, refused))
+        if request.session and is_old(request.settle, session.settle):
+            return LeasePlan()
+
+        number = self._table.number + self._draft.numbers + 1
+        parts: list[LeasedPart] = []
+        groups: list[Settled] = []
+        copies: list[Copy] = []
+        for item in items:
+            taken = self._redriven_of(item, found, self.copies_max - len(copies))
+            left = item.offsets[np.isin(item.offsets, taken, assume_unique=True, invert=True)]
+            if len(left):
+                groups.append(Settled(SettleOutcome.REFUSED, 0, item.key, 0, left))
+            if not len(taken):
+                continue
+            first = self._group.queues[item.key].next
+            passed = np.arange(first, max(first, int(taken[-1])))
+            passed = passed[np.isin(passed, taken, assume_unique=True, invert=True)]
+            parts.append(LeasedPart(item.key, taken, NO_OFFSETS, passed, NO_OFFSETS))
+            groups.append(Settled(SettleOutcome.ACKED, number, item.key, 0, taken))
+            copies += [
+                Copy(item.key, each, SettleOutcome.ACKED, 0, "", destination=found[item.key, each])
+                for each in taken.tolist()
+            ]
+
+        self._check_refused(groups, session)
+        entries: list[Entry] = [SettleEntry(request.session, request.settle, groups)]
+        if parts:
+            lease = LeaseEntry(number, NO_SESSION, 0, self.options.lease_ms, parts)
+            entries.insert(0, lease)
+        refused = [
+            RefusedOffsets(0, each.key, each.offsets)
+            for each in groups
+            if each.outcome == SettleOutcome.REFUSED
+        ]
+        answer = SettleAnswer(request.settle, refused)
+        return LeasePlan([AppendGroup(entries, copies)], answer)
+
+    def _redriven_of(
+        self, item: SettleItem, found: Mapping[tuple[QueueKey, int], Destination], most: int
+    ) -> OffsetColumn:
+        """The offsets of an item that are leased by none, not settled, and can be copied; the first ones."""
+        columns = self._group.queues.get(item.key)
+        if columns is None:
+            return NO_OFFSETS
+        offsets = item.offsets
+        is_fresh = (offsets >= columns.next) & (offsets < columns.low + self.options.window)
+        is_waiting = columns.inside(offsets) & (columns.status[columns.at(offsets)] == WAITING)
+        is_known = [
+            (item.key, each) in found and (item.key, each) not in self.unmovable
+            for each in offsets.tolist()
+        ]
+        is_left = (is_fresh | is_waiting) & np.array(is_known, np.bool_)
+        return np.asarray(offsets[is_left][: max(0, most)])
+
     # --- more time --------------------------------------------------------------------------------
 
     def extend(
@@ -807,8 +883,15 @@ class LeaseMachine:
             columns = self._group.queues[key]
             inside = columns.inside(offsets)
             columns.slot[columns.at(offsets[inside])] = slots[inside]
+
         for entry in plan.entries:
             if isinstance(entry, LeaseEntry):
+                is_settled = entry.number and entry.number not in self._group.leases
+                if is_settled:
+                    # It went back, with its lease.
+                    for part in entry.parts:
+                        self._times.wait(part.key, part.passed, now_ms)
+                    continue
                 self._note_lease(entry, now_ms)
             elif isinstance(entry, SettleEntry):
                 for group in entry.groups:

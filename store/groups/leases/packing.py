@@ -15,7 +15,6 @@ from raymq.store.base.errors import Rejected
 from raymq.store.state.topics import QueueKey
 
 from .entries import (
-    PAUSES,
     EndEntry,
     Entry,
     ForgetEntry,
@@ -35,6 +34,7 @@ from .entries import (
     TrimEntry,
 )
 from .offsets import pack_column, pack_offsets, read_column, read_offsets
+from .pauses import PAUSES
 from .reader import PackedReader
 
 #: the form of a record that this version writes

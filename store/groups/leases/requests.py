@@ -116,12 +116,20 @@ class ExtendAnswer(NamedTuple):
     granted_ms: Mapping[int, int]
 
 
+class Destination(NamedTuple):
+    """Where a dead letter goes back to."""
+
+    key: QueueKey
+    #: how often topics of that name were deleted by then
+    generation: int
+
+
 class Copy(NamedTuple):
     """A message to copy, in the same append group as the record that settles it."""
 
     key: QueueKey
     offset: int
-    #: DEAD: to the dead letters. MOVED: to the retry topic
+    #: DEAD: to the dead letters. MOVED: to the retry topic. ACKED: to its destination
     outcome: SettleOutcome
     #: deliveries so far
     attempts: int
@@ -131,6 +139,8 @@ class Copy(NamedTuple):
     delay_ms: int = 0
     #: the session that had it last
     holder: bytes = NO_SESSION
+    #: of a dead letter that goes back
+    destination: Destination | None = None
 
 
 def offsets_of(values: Any) -> OffsetColumn:
