@@ -20,17 +20,16 @@ from raymq.store.base.format import check_group_name
 from raymq.store.groups.leases.options import COPIES_MAX
 from raymq.store.groups.leases.requests import offsets_of
 from raymq.store.queues.raw_records import fault_of
-from raymq.store.records.properties import decode
-from raymq.store.records.record_decode import decode_column
-from raymq.store.records.requests import FetchSlice
-from raymq.store.services.redriven_message import (
+from raymq.store.records.dead_letter import (
     DEAD_HOLDER,
     DEAD_REASON,
-    REDRIVES,
     origin_queue,
     origin_topic,
     redrives_of,
 )
+from raymq.store.records.properties import decode
+from raymq.store.records.record_decode import decode_column
+from raymq.store.records.requests import FetchSlice
 from raymq.store.state.topics import dlq_topic, unknown_topic
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ READ_RECORDS = 500
 REPEAT_S, REPEAT_PAUSE_MS = 60.0, 200
 #: how often progress is shown
 PROGRESS_S = 1.0
-#: properties of the dead letter, which its message did not have
-_OWN = (DEAD_REASON, DEAD_HOLDER, REDRIVES)
 
 
 @dataclass(frozen=True)

@@ -101,19 +101,20 @@ class GroupProgress:
 
     def dead_letters(self) -> ByTags:
         """(group,) -> its dead letters on this shard that were not put back."""
-        found: dict[tuple[str, ...], int] = {}
+        topics = [each for each in list(self._store.state.topics) if each.startswith(DLQ_PREFIX)]
+        found: dict[tuple[str, ...], int] = {
+            (topic.removeprefix(DLQ_PREFIX),): 0 for topic in topics[:LAGS_MAX]
+        }
         for topic, queue_id in self._store.queues():
-            if not topic.startswith(DLQ_PREFIX):
-                continue
             group = topic.removeprefix(DLQ_PREFIX)
-            if (group,) not in found and len(found) == LAGS_MAX:
-                break
+            if not topic.startswith(DLQ_PREFIX) or (group,) not in found:
+                continue
             first, end = self._store.queue_range(topic, queue_id)
             known = self._store.leases.group(redrive_group(group)).queues.get((topic, queue_id))
             count = end - first
             if known is not None:
                 count = known.waiting_count + max(0, end - max(first, known.next))
-            found[group,] = found.get((group,), 0) + count
+            found[group,] += count
         return found
 
     def _leases(self) -> list[tuple[str, GroupLeases]]:

@@ -87,6 +87,8 @@ class WorkerLeases:
         #: group -> what wakes its requests that wait
         self._waiting: dict[str, set[Callable[[], None]]] = {}
         self._turn = 0
+        #: session -> when it has ended: a request of it that waits gets nothing any more
+        self._ended: dict[bytes, int] = {}
         self._forget_ms = clock.monotonic_ms() + FORGET_EVERY_MS
         self._activate()
 
@@ -109,6 +111,9 @@ class WorkerLeases:
         self._leader.check_serving()
         keys = self._keys(call)
         self._note_call(call)
+        if not call.max_records:
+            # Its request that waits ends.
+            self._wake(call.group)
 
         decision = self._decide(call, keys)
         if _is_empty(decision) and call.wait_ms and call.max_records:
@@ -168,6 +173,7 @@ class WorkerLeases:
         with self._lock:
             if not call.max_records:
                 self._options.end(call.group, call.session)
+                self._ended[call.session] = self._clock.monotonic_ms()
                 return
             if self._options.note(call, self._clock.monotonic_ms()):
                 self._service.configure(call.group, call.options)
@@ -182,6 +188,7 @@ class WorkerLeases:
             start=call.start,
             selector=call.selector,
             max_bytes=call.max_bytes,
+            is_over=lambda: call.max_records > 0 and call.session in self._ended,
         )
         if _is_empty(decision) and self._store.log.end != end:
             # No answer waits for it.
@@ -203,7 +210,7 @@ class WorkerLeases:
                     return decision
 
                 now_ms = self._clock.monotonic_ms()
-                if now_ms >= deadline_ms or is_left():
+                if now_ms >= deadline_ms or is_left() or call.session in self._ended:
                     return decision
                 if decision.appended is not None:
                     # A filter looks at a part of a queue at a time.
@@ -404,6 +411,11 @@ class WorkerLeases:
             return
         self._forget_ms = now_ms + FORGET_EVERY_MS
         with self._lock:
+            self._ended = {
+                session: ended_ms
+                for session, ended_ms in self._ended.items()
+                if now_ms - ended_ms < FORGET_EVERY_MS
+            }
             self._options.forget_silent(now_ms)
             in_use = self._options.groups
         with self._publishing():

@@ -18,9 +18,10 @@ from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.requests import Copy
 from raymq.store.put.inner_message import EncodedInner, InnerMessage
 from raymq.store.put.service_host import ServiceHost
+from raymq.store.records.dead_letter import DEAD_HOLDER, DEAD_REASON, ORIGIN_QUEUE
 from raymq.store.state.topics import dlq_topic, retry_topic
 
-from .redriven_message import DEAD_HOLDER, DEAD_REASON, ORIGIN_QUEUE, redriven
+from .redriven_message import redriven
 from .retry import copy_of, queue_of
 from .stored_message import StoredMessage, read_one
 

@@ -6,7 +6,7 @@ its messages. An answer counts once everything in the log is as durable as the h
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -106,12 +106,13 @@ class LeaseService:
         start: str = "earliest",
         selector: MessageSelector | None = None,
         max_bytes: int = LEASED_BYTES_MAX,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> LeaseDecision:
         """Lease messages of some queues of this shard.
 
         Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset. `selector`: only
         these messages; the others are settled. `max_bytes`: of messages that are leased for the first time, at least
-        one of each queue.
+        one of each queue. `is_over`: whether the session has ended meanwhile: it gets nothing then.
         Raises: Rejected for a topic that does not exist or is compacted, and for a queue that a member has claimed.
         Unavailable for a queue that was deleted or reset meanwhile. Otherwise as `InnerPut.put_groups`.
         """
@@ -122,11 +123,11 @@ class LeaseService:
         wanted = Wanted(request.max_records, max_bytes, selector, has_keys)
         most = 2 * request.max_records
 
-        decision, is_whole = self._lease_from(group, request, ranges, wanted, most)
+        decision, is_whole = self._lease_from(group, request, ranges, wanted, most, is_over)
         answer = decision.plan.answer
         if isinstance(answer, LeaseAnswer) and not answer.number and not is_whole and most:
             # What the first queues have may be taken by now, or has to wait.
-            decision, _ = self._lease_from(group, request, ranges, wanted, None)
+            decision, _ = self._lease_from(group, request, ranges, wanted, None, is_over)
         return decision
 
     def _lease_from(
@@ -136,6 +137,7 @@ class LeaseService:
         ranges: dict[QueueKey, tuple[int, int]],
         wanted: Wanted,
         most: int | None,
+        is_over: Callable[[], bool],
     ) -> tuple[LeaseDecision, bool]:
         """Lease messages. Returns: the decision, and whether all queues were looked at.
 
@@ -156,6 +158,8 @@ class LeaseService:
             looked.append(self._offers.look(key, known.next, end if is_needed else 0, wanted))
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            if is_over():
+                return LeasePlan(answer=LeaseAnswer(request.request, 0, 0, ()))
             for key, (first, _) in ranges.items():
                 self._check_queue(group, key)
                 if not self._is_ready(group, key, first):

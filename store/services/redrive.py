@@ -27,6 +27,7 @@ from raymq.store.groups.leases.requests import (
 )
 from raymq.store.put.inner_message import EncodedInner
 from raymq.store.put.service_host import ServiceHost
+from raymq.store.records.dead_letter import ORIGIN_ID, origin_queue, origin_topic
 from raymq.store.state.features import PAUSES_LEVEL
 from raymq.store.state.topics import (
     QueueKey,
@@ -38,7 +39,7 @@ from raymq.store.state.topics import (
 
 from .lease_copies import LeaseCopies
 from .lease_decisions import LeaseDecision, LeaseDecisions
-from .redriven_message import ORIGIN_ID, origin_queue, origin_topic, redriven
+from .redriven_message import redriven
 from .stored_message import StoredMessage, read_one
 
 #: dead letters that were never put back, at which one look goes on

@@ -247,6 +247,20 @@ def test_an_operator_takes_back_what_workers_hold(shard: Shard):
     assert shard.host.call("release_leases", {"group": "unknown"}) == {"released": 0}
 
 
+def test_a_request_that_waits_gets_nothing_after_its_session_has_ended(shard: Shard):
+    worker, other = Worker(shard), Worker(shard)
+    found: list[tuple[int, int]] = []
+    waiting = threading.Thread(target=lambda: found.extend(worker.offsets(5, wait_ms=20_000)))
+    waiting.start()
+    time.sleep(0.2)
+    # Its worker has closed, and the shard does not know yet that the connection has.
+    worker.lease(0, again=True)
+    put(shard, b"a")
+    waiting.join(10)
+    assert found == []
+    assert other.offsets(5, wait_ms=20_000) == [(0, 0)]
+
+
 def test_metrics_say_what_workers_have_and_what_became_of_it(shard: Shard):
     put(shard, b"a", b"b", b"c", b"d", b"e")
     worker = Worker(shard)

@@ -135,8 +135,7 @@ def test_options_of_earlier_clients_have_the_usual_rate() -> None:
 
 def bury(cluster: Cluster, topic: str, count: int, **options: object) -> None:
     """Let messages of a topic be dead letters of the group with its name."""
-    # No request for more waits at a shard when these are closed.
-    with cluster.workers(topic, group=topic, prefetch=0, **options) as workers:  # type: ignore[arg-type]
+    with cluster.workers(topic, group=topic, **options) as workers:  # type: ignore[arg-type]
         for _ in range(count):
             take(workers).reject()
 

@@ -17,9 +17,9 @@ from raymq.store.groups.leases import lease_machine
 from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.options import LeaseOptions
 from raymq.store.groups.leases.requests import LeaseRequest, SettleItem, SettleRequest, offsets_of
+from raymq.store.records.dead_letter import DEAD_HOLDER, DEAD_REASON
 from raymq.store.services.lease_offers import LOOK_OFFSETS_MIN, LeaseOffers, Wanted
 from raymq.store.services.leases import LeaseService
-from raymq.store.services.redriven_message import DEAD_HOLDER, DEAD_REASON
 from raymq.store.state.features import PAUSES_LEVEL, feature_level
 from raymq.store.state.topics import dlq_topic, retry_topic
 from tests.support.engine import Engine

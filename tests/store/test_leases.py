@@ -28,9 +28,9 @@ from raymq.store.groups.leases.requests import (
     offsets_of,
 )
 from raymq.store.records import properties, rows
+from raymq.store.records.dead_letter import DEAD_HOLDER, DEAD_REASON
 from raymq.store.services.lease_offers import KEY_PROPERTIES
 from raymq.store.services.leases import LeaseService
-from raymq.store.services.redriven_message import DEAD_HOLDER, DEAD_REASON
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, bundle_range
 from raymq.store.state.topics import dlq_topic, retry_topic
 from tests.store.test_followed_log import confirm_upto, open_follower, open_leader, send, state_of
