@@ -18,6 +18,7 @@ from raymq.store.base.format import DLQ_PREFIX
 from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.lease_machine import LeaseMachine, LeasePlan
 from raymq.store.groups.leases.offsets import OffsetColumn
+from raymq.store.groups.leases.options import LeaseOptions
 from raymq.store.groups.leases.requests import (
     Destination,
     SettleAnswer,
@@ -42,6 +43,8 @@ from .lease_decisions import LeaseDecision, LeaseDecisions
 from .redriven_message import redriven
 from .stored_message import StoredMessage, read_one
 
+#: offsets between the oldest dead letter of a queue and one that goes back
+WINDOW = LeaseOptions().window
 #: dead letters that were never put back, at which one look goes on
 LOOK_OFFSETS = 4_096
 
@@ -187,7 +190,7 @@ class RedriveService:
 
         decision = None
         if is_trial:
-            refused = self._settled(group, keys) | set(faults)
+            refused = self._settled(self._left(group), keys) | set(faults)
         else:
             decision = self._decide(group, session, settle, keys, found)
             refused = _refused_of(decision, session, settle)
@@ -309,13 +312,17 @@ class RedriveService:
             )
         return own
 
+    def _left(self, group: str) -> dict[QueueKey, DeadQueue]:
+        return {each.key: each for each in self.queues(group)}
+
     # --- what stays -------------------------------------------------------------------------------
 
     def _settled(
-        self, group: str, keys: Mapping[QueueKey, OffsetColumn]
+        self,
+        left: Mapping[QueueKey, DeadQueue],
+        keys: Mapping[QueueKey, OffsetColumn],
     ) -> set[tuple[QueueKey, int]]:
         """Those of these offsets that are no dead letters any more."""
-        left = {each.key: each for each in self.queues(group)}
         found = set()
         for key, offset in _each(keys):
             queue = left.get(key)
@@ -337,7 +344,9 @@ class RedriveService:
         """Why the refused ones stay, as far as it is known now."""
         if not refused:
             return []
-        settled = self._settled(group, keys)
+        left = self._left(group)
+        settled = self._settled(left, keys)
+
         stays = []
         for key, offset in _each(keys):
             if (key, offset) not in refused:
@@ -350,6 +359,9 @@ class RedriveService:
                 why = "settled"
             elif place in faults:
                 why, text = "refused", faults[place]
+            elif offset - left[key].oldest >= WINDOW:
+                text = f"{WINDOW} dead letters and more are before it: put some of these back first"
+                why = "refused"
             stays.append(NotRedriven(key[1], offset, why, text))
         return stays
 

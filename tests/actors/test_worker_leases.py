@@ -277,6 +277,31 @@ def test_metrics_say_what_workers_have_and_what_became_of_it(shard: Shard):
         (GROUP, "dead"): 1,
     }
     assert found["raymq_uncopied_messages_total"] == 0
+    assert found["raymq_highest_attempts"] == {(GROUP,): 1}
+    assert found["raymq_paused_workers"] == {(GROUP,): 0}
+
+
+def test_metrics_say_what_has_died_and_what_is_paused(shard: Shard):
+    put(shard, b"a", b"b", b"c", b"d")
+    worker = Worker(shard, dead_rate=1)
+    worker.offsets(4)
+    worker.settle(1, [0, 1, 2], SettleOutcome.REJECTED)
+    await_dispatch(shard)
+    report = leader_of(shard.host).report
+    found = report.metrics()
+    assert found["raymq_dead_letters"] == {(GROUP,): 3}
+    assert found["raymq_paused_workers"] == {(GROUP,): 1}
+    assert worker.lease(1).paused == "dead letters"
+
+    back = {"group": GROUP, "session": "5e" * 16, "settle": 1}
+    offsets = {"0": leases.packed_offsets(offsets_of([1]))}
+    assert shard.host.call("redrive", {**back, "offsets": offsets})["topics"] == {TOPIC: 1}
+    shard.host.call("pause_leases", {"group": GROUP, "paused": False})
+    found = report.metrics()
+    assert found["raymq_dead_letters"] == {(GROUP,): 2}
+    assert found["raymq_paused_workers"] == {(GROUP,): 0}
+    # The group that puts back is not shown.
+    assert {each[-1] for each in found["raymq_consumer_lag_messages"]} == {GROUP}
 
 
 def test_all_workers_of_a_group_have_the_same_options(shard: Shard):

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from raymq.client.dead_letters import redrive
 from raymq.client.workers.leased import LeasedMessage
 from raymq.client.workers.workers import Workers
 from raymq.cluster.cluster import Cluster
-from raymq.store.base.errors import Rejected
+from raymq.store.base.errors import DeliveryUnknown, Rejected
 from raymq.store.groups.leases.options import LeaseOptions
 from raymq.store.groups.leases.requests import offsets_of
 from tests.cluster.test_query_commands import Shell
@@ -351,3 +352,24 @@ def test_a_rate_paces_and_progress_is_shown(cluster: Cluster, group: str) -> Non
     assert report["redriven"] == 12
     assert clock.monotonic() >= 2.5
     assert shown[0].endswith("of up to 12 dead letters put back")
+
+
+def test_a_lost_answer_is_asked_for_again(
+    cluster: Cluster, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cluster, group, 8)
+    bury(cluster, group, 8)
+    call, lost = cluster.call, list[str]()
+
+    def losing(shard: int, op: str, arguments: Any, **more: Any) -> dict[str, Any]:
+        answer = call(shard, op, arguments, **more)
+        if op == "redrive" and len(lost) < 3:
+            lost.append(op)
+            raise DeliveryUnknown("the answer is lost", shard=shard)
+        return answer
+
+    monkeypatch.setattr(cluster, "call", losing)
+    report = cluster.redrive(group)
+    assert len(lost) == 3
+    assert (report["redriven"], report["by_others"]) == (8, 0)
+    assert len(bodies(cluster, group, 16)) == 8
