@@ -183,14 +183,21 @@ class LeaseDecisions:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    def decide(self, group: str, call: LeaseDecider, shared: Shared | None = None) -> LeaseDecision:
+    def decide(
+        self,
+        group: str,
+        call: LeaseDecider,
+        shared: Shared | None = None,
+        prepared: PreparedCopies | None = None,
+    ) -> LeaseDecision:
         """Decide, and append what the decision needs.
 
         Calls that wait for the put lock are decided together, by one thread: with many workers, handing the lock from
         thread to thread would cost more than all decisions. Messages are copied before.
+        Args: `prepared`: copies that it may need, and that are made already.
         Raises: what `call` raises; as `InnerPut.put_groups`.
         """
-        copies: dict[Copy, PreparedCopy] = {}
+        copies: dict[Copy, PreparedCopy] = dict(prepared or {})
         copies_max = COPIES_MAX
 
         for _ in range(TRIES_MAX):

@@ -13,17 +13,19 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from raymq.store.base.errors import Corrupt, OffsetOutOfRange, RayMQError, Rejected, Unavailable
+from raymq.store.base.errors import Corrupt, OffsetOutOfRange, Rejected, Unavailable
 from raymq.store.base.format import DLQ_PREFIX
 from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.lease_machine import LeaseMachine, LeasePlan
 from raymq.store.groups.leases.offsets import OffsetColumn
-from raymq.store.groups.leases.options import LeaseOptions
+from raymq.store.groups.leases.options import COPIES_MAX, LeaseOptions
 from raymq.store.groups.leases.requests import (
+    Copy,
     Destination,
     SettleAnswer,
     SettleItem,
     SettleRequest,
+    copy_to,
     offsets_of,
 )
 from raymq.store.put.inner_message import EncodedInner
@@ -38,10 +40,10 @@ from raymq.store.state.topics import (
     unknown_topic,
 )
 
-from .lease_copies import LeaseCopies
+from .lease_copies import LeaseCopies, PreparedCopy
 from .lease_decisions import LeaseDecision, LeaseDecisions
 from .redriven_message import redriven
-from .stored_message import StoredMessage, read_one
+from .stored_message import StoredMessage, read
 
 #: offsets between the oldest dead letter of a queue and one that goes back
 WINDOW = LeaseOptions().window
@@ -108,6 +110,17 @@ class Redriven(NamedTuple):
     stays: Sequence[NotRedriven]
     #: None: nothing was decided
     decision: LeaseDecision | None
+
+
+class _Looked(NamedTuple):
+    """What the messages of a call say. Each is named by its queue and its offset."""
+
+    found: dict[tuple[QueueKey, int], Destination]
+    copies: dict[Copy, PreparedCopy]
+    #: why they stay
+    faults: dict[tuple[QueueKey, int], str]
+    #: the copies of those before them are as large as one append may be
+    unread: set[tuple[QueueKey, int]]
 
 
 class RedriveService:
@@ -178,28 +191,20 @@ class RedriveService:
         if topic is not None:
             self._check_topic(topic)
         keys = {(dead_topic, queue_id): each for queue_id, each in offsets.items()}
-        found: dict[tuple[QueueKey, int], Destination] = {}
-        faults: dict[tuple[QueueKey, int], str] = {}
-        for key, offset in _each(keys):
-            try:
-                found[key, offset] = self._destination(key, offset, topic, find)
-            except OffsetOutOfRange:
-                continue
-            except RayMQError as error:
-                faults[key, offset] = str(error)
+        looked = self._look(keys, topic, find)
 
         decision = None
         if is_trial:
-            refused = self._settled(self._left(group), keys) | set(faults)
+            refused = self._settled(self._left(group), keys) | set(looked.faults) | looked.unread
         else:
-            decision = self._decide(group, session, settle, keys, found)
+            decision = self._decide(group, session, settle, keys, looked)
             refused = _refused_of(decision, session, settle)
         topics: dict[str, int] = {}
-        for place, destination in found.items():
+        for place, destination in looked.found.items():
             if place not in refused:
                 name = destination.key[0]
                 topics[name] = topics.get(name, 0) + 1
-        return Redriven(topics, self._stays(group, keys, refused, found, faults), decision)
+        return Redriven(topics, self._stays(group, keys, refused, looked), decision)
 
     def _decide(
         self,
@@ -207,7 +212,7 @@ class RedriveService:
         session: bytes,
         settle: int,
         keys: Mapping[QueueKey, OffsetColumn],
-        found: Mapping[tuple[QueueKey, int], Destination],
+        looked: _Looked,
     ) -> LeaseDecision:
         self._store.note_feature_level(PAUSES_LEVEL)
         self._begin(group, keys)
@@ -215,11 +220,11 @@ class RedriveService:
         request = SettleRequest(session, settle, items)
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
-            for destination in found.values():
+            for destination in looked.found.values():
                 self._check_unchanged(destination)
-            return machine.redrive(request, found, now_ms)
+            return machine.redrive(request, looked.found, now_ms)
 
-        return self._decisions.decide(redrive_group(group), decide)
+        return self._decisions.decide(redrive_group(group), decide, prepared=looked.copies)
 
     def _check_unchanged(self, destination: Destination) -> None:
         """Raises: Unavailable for a topic that was deleted meanwhile. Has the put lock."""
@@ -243,25 +248,73 @@ class RedriveService:
 
     # --- where to ---------------------------------------------------------------------------------
 
-    def _destination(
-        self, at: QueueKey, offset: int, topic: str | None, find: RecordFinder | None
-    ) -> Destination:
-        """Where a dead letter goes. Raises: OffsetOutOfRange: it is gone; Rejected, Corrupt: it stays, and why."""
-        message = read_one(self._store, *at, offset)
-        if message is None:
-            _, stop = self._store.queue_range(*at)
-            if offset >= stop:
-                raise Rejected(f"the queue ends at {stop}")
-            raise OffsetOutOfRange(f"no dead letter is at {offset}", offset=offset)
+    def _look(
+        self,
+        keys: Mapping[QueueKey, OffsetColumn],
+        topic: str | None,
+        find: RecordFinder | None,
+    ) -> _Looked:
+        """Read dead letters, and make the copies that go back, as many as one append may have."""
+        looked = _Looked({}, {}, {}, set())
+        room = self._store.config.bundle_bytes_max
+        for key, offset, message in self._messages(keys):
+            if room <= 0:
+                looked.unread.add((key, offset))
+                continue
+            try:
+                if isinstance(message, Corrupt):
+                    raise message
+                if message is None:
+                    self._check_gone(key, offset)
+                    continue
+                found, encoded = self._copy(message, topic, find)
+            except (Rejected, Corrupt) as error:
+                looked.faults[key, offset] = str(error)
+                continue
 
+            room -= encoded.size
+            looked.found[key, offset] = found
+            copy = copy_to(key, offset, found)
+            looked.copies[copy] = PreparedCopy(found.generation, encoded)
+        return looked
+
+    def _messages(
+        self, keys: Mapping[QueueKey, OffsetColumn]
+    ) -> Iterator[tuple[QueueKey, int, StoredMessage | Corrupt | None]]:
+        """The messages at some offsets; None: none is there. Neighbours are read together."""
+        for key, offsets in keys.items():
+            ahead: dict[int, StoredMessage] = {}
+            for offset in offsets.tolist():
+                if offset not in ahead:
+                    try:
+                        rows, _ = read(self._store, *key, offset, max_records=COPIES_MAX)
+                    except OffsetOutOfRange:
+                        rows = []
+                    except Corrupt as error:
+                        yield key, offset, error
+                        continue
+                    ahead = {each.queue_offset: each for each in rows}
+                yield key, offset, ahead.get(offset)
+
+    def _check_gone(self, key: QueueKey, offset: int) -> None:
+        """Raises: Rejected, unless there was a message once."""
+        _, stop = self._store.queue_range(*key)
+        if offset >= stop:
+            raise Rejected(f"the queue ends at {stop}")
+
+    def _copy(
+        self, message: StoredMessage, topic: str | None, find: RecordFinder | None
+    ) -> tuple[Destination, EncodedInner]:
+        """Where a dead letter goes, and its copy. Raises: Rejected: it stays, and why."""
         name = topic or origin_topic(message.properties)
         if not name:
             raise Rejected("it does not say from which topic it came: name one with --to")
+
         own = self._check_topic(name)
         queue_id = self._queue_before(message, name, find)
         if queue_id is None:
             # Those of one queue stay together.
-            queue_id = own[offset % len(own)]
+            queue_id = own[message.queue_offset % len(own)]
         elif queue_id not in own:
             if topic is None:
                 raise Rejected(
@@ -269,13 +322,13 @@ class RedriveService:
                 )
             queue_id = own[queue_id % len(own)]
 
-        key = name, queue_id
-        fault = self._copies.size_fault(
-            EncodedInner(redriven(message, key), store_host=self._store.log.store_host)
-        )
+        destination = Destination((name, queue_id), self._store.state.generation(name))
+        made = redriven(message, destination.key)
+        encoded = EncodedInner(made, store_host=self._store.log.store_host)
+        fault = self._copies.size_fault(encoded)
         if fault:
             raise Rejected(fault)
-        return Destination(key, self._store.state.generation(name))
+        return destination, encoded
 
     def _queue_before(
         self, message: StoredMessage, topic: str, find: RecordFinder | None
@@ -338,8 +391,7 @@ class RedriveService:
         group: str,
         keys: Mapping[QueueKey, OffsetColumn],
         refused: set[tuple[QueueKey, int]],
-        found: Mapping[tuple[QueueKey, int], Destination],
-        faults: Mapping[tuple[QueueKey, int], str],
+        looked: _Looked,
     ) -> list[NotRedriven]:
         """Why the refused ones stay, as far as it is known now."""
         if not refused:
@@ -353,12 +405,10 @@ class RedriveService:
                 continue
             place = key, offset
             why, text = "later", ""
-            if (place in settled and place not in faults) or (
-                place not in found and place not in faults
-            ):
+            if place in looked.faults:
+                why, text = "refused", looked.faults[place]
+            elif place in settled or not (place in looked.found or place in looked.unread):
                 why = "settled"
-            elif place in faults:
-                why, text = "refused", faults[place]
             elif offset - left[key].oldest >= WINDOW:
                 text = f"{WINDOW} dead letters and more are before it: put some of these back first"
                 why = "refused"

@@ -140,6 +140,23 @@ def test_one_call_takes_as_many_as_one_step_copies(engine: Engine) -> None:
     assert stays(done) == [(number, "later") for number in range(64, 70)]
 
 
+def test_one_call_takes_as_many_bytes_as_one_append_may_have(engine: Engine) -> None:
+    body = b"x" * (engine.store.config.bundle_bytes_max // 2)
+    for _ in range(5):
+        message = InnerMessage("", 0, body, {"RETRY_TOPIC": "t", "RETRY_QID": "0"})
+        put_retry(engine.store, "g", message, 0, is_ordered=True)
+        engine.confirm()
+    left, settle = list(range(5)), 0
+    while left:
+        settle += 1
+        done = redrive(engine.store, left, settle=settle)
+        assert done.topics["t"] >= 1
+        left = [offset for offset, why in stays(done) if why == "later"]
+        engine.confirm()
+    assert settle > 1
+    assert engine.store.queue_range(*KEY)[1] == 11
+
+
 def test_a_crash_leaves_the_copy_and_its_settlement_or_neither(tmp_path: Path) -> None:
     engine = Engine(tmp_path / "store")
     for number in range(3):

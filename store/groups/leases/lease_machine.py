@@ -69,6 +69,7 @@ from .requests import (
     SettleAnswer,
     SettleItem,
     SettleRequest,
+    copy_to,
 )
 
 #: sessions of a shard
@@ -688,10 +689,7 @@ class LeaseMachine:
             passed = passed[np.isin(passed, taken, assume_unique=True, invert=True)]
             parts.append(LeasedPart(item.key, taken, NO_OFFSETS, passed, NO_OFFSETS))
             groups.append(Settled(SettleOutcome.ACKED, number, item.key, 0, taken))
-            copies += [
-                Copy(item.key, each, SettleOutcome.ACKED, 0, "", destination=found[item.key, each])
-                for each in taken.tolist()
-            ]
+            copies += [copy_to(item.key, each, found[item.key, each]) for each in taken.tolist()]
 
         self._check_refused(groups, session)
         entries: list[Entry] = [SettleEntry(request.session, request.settle, groups)]

@@ -143,6 +143,11 @@ class Copy(NamedTuple):
     destination: Destination | None = None
 
 
+def copy_to(key: QueueKey, offset: int, destination: Destination) -> Copy:
+    """The copy of a dead letter that goes back. Its attempts begin again."""
+    return Copy(key, offset, SettleOutcome.ACKED, 0, "", destination=destination)
+
+
 def offsets_of(values: Any) -> OffsetColumn:
     """A column of offsets from any integers. They are sorted, and repeated ones are taken once."""
     return np.unique(np.asarray(values, dtype=np.int64))
