@@ -216,13 +216,17 @@ def _reset_shards(
 def pause_group(cluster: ClusterHandle, name: str, *, paused: bool) -> None:
     """See `Cluster.pause_group` and `Cluster.resume_group`."""
     coordinator = coordinator_of(cluster, name)
-    answers = [cluster.call(shard, "groups", {}) for shard in range(cluster.shards)]
-    is_of_workers = any(name in each.get("workers", ()) for each in answers)
     arguments = {"group": name, "paused": paused}
-    if is_of_workers:
+    has_members = name in cluster.call(coordinator, "groups", {})["coordinated"]
+    if has_members:
+        cluster.call(coordinator, "pause_group", arguments)
+
+    answers = [cluster.call(shard, "groups", {}) for shard in range(cluster.shards)]
+    if any(name in each.get("workers", ()) for each in answers):
         for shard in range(cluster.shards):
             cluster.call(shard, "pause_leases", arguments)
-    if not is_of_workers or name in answers[coordinator]["coordinated"]:
+    elif not has_members:
+        # It says why.
         cluster.call(coordinator, "pause_group", arguments)
 
 

@@ -300,7 +300,9 @@ def test_metrics_say_what_has_died_and_what_is_paused(shard: Shard):
     found = report.metrics()
     assert found["raymq_dead_letters"] == {(GROUP,): 2}
     assert found["raymq_paused_workers"] == {(GROUP,): 0}
-    # The group that puts back is not shown.
+    # The group that puts back is not shown, and not forgotten: what went back would be a dead letter again.
+    leader_of(shard.host).claims.forget_unused(1 << 60)
+    assert report.metrics()["raymq_dead_letters"] == {(GROUP,): 2}
     assert {each[-1] for each in found["raymq_consumer_lag_messages"]} == {GROUP}
 
 
