@@ -11,6 +11,7 @@ tracing         a hook that puts OpenTelemetry's context into messages
 unclosed        base of clients with open connections
 group_facts     what an operator sees of consumer groups
 group_admin     what an operator does with them: offsets, pause, end
+dead_letters    messages that groups could not handle, and the way back
 replica_status  what every replica of a shard says of itself; moving a leader
 messages/       the message model
 transport/      connections to shards, and the shards' endpoints

@@ -216,7 +216,18 @@ def _reset_shards(
 def pause_group(cluster: ClusterHandle, name: str, *, paused: bool) -> None:
     """See `Cluster.pause_group` and `Cluster.resume_group`."""
     coordinator = coordinator_of(cluster, name)
-    cluster.call(coordinator, "pause_group", {"group": name, "paused": paused})
+    arguments = {"group": name, "paused": paused}
+    has_members = name in cluster.call(coordinator, "groups", {})["coordinated"]
+    if has_members:
+        cluster.call(coordinator, "pause_group", arguments)
+
+    answers = [cluster.call(shard, "groups", {}) for shard in range(cluster.shards)]
+    if any(name in each.get("workers", ()) for each in answers):
+        for shard in range(cluster.shards):
+            cluster.call(shard, "pause_leases", arguments)
+    elif not has_members:
+        # It says why.
+        cluster.call(coordinator, "pause_group", arguments)
 
 
 def delete_group(cluster: ClusterHandle, name: str) -> list[str]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
+from raymq.store.groups.leases.pauses import pause_text
+from raymq.store.state.topics import REDRIVE_PREFIX
 
 if TYPE_CHECKING:
     from raymq.client.handle import ClusterHandle
@@ -15,6 +17,8 @@ def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
     """See `Cluster.groups`."""
     found: dict[str, dict[str, Any]] = {}
     paused: set[str] = set()
+    #: of workers: why they get nothing, on one shard or more
+    reasons: dict[str, str] = {}
     #: of other protocols
     clients: dict[str, int] = {}
     for shard in range(cluster.shards):
@@ -23,8 +27,11 @@ def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
             found[name] = {"kind": "stream", "members": members}
         paused.update(answer.get("paused", ()))
         clients.update(answer["clients"])
+        reasons.update(answer.get("paused_workers", {}))
         workers = answer.get("workers", ())
-        for name in answer["with_offsets"]:
+        for name in (*answer["with_offsets"], *workers):
+            if name.startswith(REDRIVE_PREFIX):
+                continue
             kind = "workers" if name in workers else "manual"
             found.setdefault(name, {"kind": kind, "members": 0})
     for name in clients:
@@ -34,6 +41,8 @@ def list_groups(cluster: ClusterHandle) -> dict[str, dict[str, Any]]:
         facts["clients"] = clients.get(name, 0)
         is_active = facts["members"] or facts["clients"]
         facts["state"] = "paused" if name in paused else "active" if is_active else "empty"
+        if name in reasons:
+            facts["state"] = pause_text(reasons[name])
     return dict(sorted(found.items()))
 
 
@@ -42,7 +51,8 @@ def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
     coordinator = coordinator_of(cluster, name)
     facts = cluster.call(coordinator, "describe_group", {"group": name})
     topics = set(facts.pop("topics")) | topics_with_offsets(cluster, name)
-    if not topics and not facts["members"] and not facts["clients"]:
+    pauses = _pauses(cluster, name)
+    if not topics and not facts["members"] and not facts["clients"] and not pauses:
         raise no_group(name)
 
     owners = {(each["topic"], each["queue_id"]): each for each in facts["queues"]}
@@ -55,8 +65,19 @@ def describe_group(cluster: ClusterHandle, name: str) -> dict[str, Any]:
         facts["kind"] = "workers"
     lag = sum(queue["lag"] or 0 for queue in queues)
     lag_s = max((queue["lag_s"] or 0.0 for queue in queues), default=0.0)
-    facts |= {"queues": queues, "lag": lag, "lag_s": lag_s}
+    facts |= {"queues": queues, "lag": lag, "lag_s": lag_s, "pauses": pauses}
+    facts["paused"] = bool(facts["paused"] or pauses)
     return {"group": name, "coordinator": coordinator, **facts}
+
+
+def _pauses(cluster: ClusterHandle, name: str) -> list[dict[str, Any]]:
+    """The shards on which the workers of a group get nothing, and why."""
+    found = []
+    for shard in range(cluster.shards):
+        reason = cluster.call(shard, "group_leases", {"group": name}).get("paused")
+        if reason:
+            found.append({"shard": shard, "reason": reason})
+    return found
 
 
 def coordinator_of(cluster: ClusterHandle, name: str) -> int:

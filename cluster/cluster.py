@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from raymq.client.dead_letters import DeadLetter
     from raymq.client.messages.received import ReceivedMessage
     from raymq.client.times import Time
 
@@ -474,7 +475,8 @@ class Cluster(ClusterHandle):
 
         Returns: name -> `kind` ("stream": its members share the queues; "workers": they share the messages; "manual":
         it has had no member, only committed offsets), `state` ("paused", "active" with members or clients, else
-        "empty"), `members`, their number, and `clients`, how many clients of RocketMQ consume in it.
+        "empty"; of workers also "paused: dead letters", see their option `dlq_rate`), `members`, their number, and
+        `clients`, how many clients of RocketMQ consume in it.
         Raises: Unavailable: a shard does not answer.
         """
         from raymq.client.group_facts import list_groups
@@ -495,7 +497,8 @@ class Cluster(ClusterHandle):
                         print(queue["queue_id"], queue["member"], queue["lag"])
             ```
 
-        Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `paused`; `filters`; `lag`, the messages
+        Returns: `group`; `coordinator`, the shard that coordinates it; `kind`; `paused`; `pauses`, of workers: each
+        `shard` on which they get nothing, and the `reason` ("dead letters", "operator"); `filters`; `lag`, the messages
         after the committed offsets; `lag_s`, the age of the oldest of them in seconds; `members`, each with `member`
         (its id), `client` (host:pid), `instance_id`, `topics`, `pattern`, `session_timeout_ms`, `version` and `applied`
         (of its assignment), `silent_ms` since its newest heartbeat and `state` ("stable", "releasing", "replaced",
@@ -597,29 +600,32 @@ class Cluster(ClusterHandle):
         return delete_group(self, name)
 
     def pause_group(self, name: str) -> None:
-        """Let the members of a consumer group get no messages until `resume_group`.
+        """Let the members or workers of a group get no messages until `resume_group`.
 
         They stay members, keep their queues, and may commit. A member hears of it with its next heartbeat, at most 3 s
-        later. A consumer that joins a paused group gets no queues yet. The pause holds over restarts and new leaders.
+        later. A consumer that joins a paused group gets no queues yet. Workers keep what they have leased, and may
+        settle it. The pause holds over restarts and new leaders.
 
         Durable: at return.
 
         Raises:
-            Rejected: the group has had no member.
-            Unavailable: the shard that coordinates it does not answer.
+            Rejected: the group has had no member and no worker.
+            Unavailable: a shard does not answer. The same call completes it.
         """
         from raymq.client.group_admin import pause_group
 
         pause_group(self, name, paused=True)
 
     def resume_group(self, name: str) -> None:
-        """Let the members of a paused consumer group get messages again, from their next heartbeat on.
+        """Let a paused group get messages again: members from their next heartbeat on, workers at once.
+
+        Workers that were paused by too many dead letters count these from 0 again.
 
         Durable: at return.
 
         Raises:
-            Rejected: the group has had no member.
-            Unavailable: the shard that coordinates it does not answer.
+            Rejected: the group has had no member and no worker.
+            Unavailable: a shard does not answer. The same call completes it.
         """
         from raymq.client.group_admin import pause_group
 
@@ -645,6 +651,128 @@ class Cluster(ClusterHandle):
         from raymq.client.group_admin import release_leases
 
         return release_leases(self, name, topic=topic)
+
+    def dead_letter_groups(self, name: str | None = None) -> dict[str, dict[str, Any]]:
+        """The groups that have dead letters: messages that they could not handle, and that were not put back.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                for name, facts in cluster.dead_letter_groups().items():
+                    print(name, facts["count"])
+            ```
+
+        Args:
+            name: only this group (default: all).
+
+        Returns: name -> `count`, and `oldest_ms` and `newest_ms`, when the oldest and the newest one died (None: not
+            known). A group without dead letters is left out.
+
+        Raises:
+            Unavailable: a shard does not answer.
+        """
+        from raymq.client.dead_letters import dead_letter_groups
+
+        return dead_letter_groups(self, name)
+
+    def dead_letters(
+        self, name: str, *, max_records: int = 100, where: str | None = None
+    ) -> list[DeadLetter]:
+        """What a group could not handle, the oldest first: of workers, of `send_back` and of RocketMQ's clients.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("emails", queues=4)
+                with cluster.workers("emails", group="mailers"):
+                    pass
+                for letter in cluster.dead_letters("mailers"):
+                    print(letter.reason, letter.attempts, letter.message.body)
+            ```
+
+        Args:
+            name: the group.
+            max_records: so many of each shard are looked at, and so many are returned (default 100).
+            where: only those for whose properties this SQL92 expression is true, as `sql` of a consumer; None
+                (default): all.
+
+        Returns: of each its `message`, in the topic %DLQ%NAME, and `group`, `original_topic`, `original_queue_id`,
+            `attempts`, `reason`, `holder` and `redrives`.
+
+        Raises:
+            Rejected: the group has no topic of dead letters; a wrong expression.
+            Corrupt: one of them is damaged.
+            Unavailable: a shard does not answer.
+        """
+        from raymq.client.dead_letters import dead_letters
+
+        return dead_letters(self, name, max_records=max_records, where=where)
+
+    def redrive(
+        self,
+        name: str,
+        *,
+        max_records: int | None = None,
+        rate: float | None = None,
+        to: str | None = None,
+        where: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[str], object] | None = None,
+    ) -> dict[str, Any]:
+        """Put dead letters of a group back into the topics and queues from which they came.
+
+        Each is appended there together with the record that settles it, on its shard. So it is neither lost nor put
+        back twice, whatever process dies, and two calls at the same time share the work. Its attempts begin at 0 again,
+        and it counts how often it was put back in the property REDRIVES. All groups that read the topic get it again. A
+        dead letter whose topic or queue does not exist any more stays one.
+
+        Example:
+            ```python
+            import raymq
+
+            with raymq.connect() as cluster:
+                cluster.create_topic("emails", queues=4)
+                with cluster.workers("emails", group="mailers"):
+                    pass
+                print(cluster.redrive("mailers", rate=100)["redriven"])
+            ```
+
+        Args:
+            name: the group.
+            max_records: so many at most; None (default): all that are there when the call begins.
+            rate: so many a second at most; None (default): no limit. 64 make one append.
+            to: another topic, with a queue on each shard that has dead letters (default: where they came from).
+            where: only those for whose properties this SQL92 expression is true; None (default): all.
+            dry_run: say what would go where, and change nothing (default: no).
+            progress: called with a line of text every second (default: nothing).
+
+        Returns: `group`, `dry_run`, `redriven` (how many), `topics` (how many went to each), `refused`: those that
+            stay, each with `shard`, `queue_id` and `offset` of %DLQ%NAME, and `why`; and `by_others`: how many another
+            call has put back meanwhile, or have expired.
+        Durable: on every shard, at return.
+
+        Raises:
+            Rejected: the group has no topic of dead letters; a topic that cannot get them; a wrong expression. Nothing
+                was put back.
+            Unavailable: a shard does not answer within a minute. What was put back is settled, and another call goes
+                on.
+        """
+        from raymq.client.dead_letters import redrive
+
+        return redrive(
+            self,
+            name,
+            max_records=max_records,
+            rate=rate,
+            to=to,
+            where=where,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def config(self) -> dict[str, dict[str, Any]]:
         """Every option of the stores: its value, its default, and when it may change.

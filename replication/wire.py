@@ -22,7 +22,7 @@ from raymq.store.log.chain import CHAIN_UNIT_BYTES, ChainUnit, unpack_units
 from .incarnation import generation_of
 
 MAGIC = b"RmqR"
-VERSION = 6
+VERSION = 7
 
 #: candidates of one Probe
 PROBE_LIMIT = 128

@@ -5,7 +5,8 @@ request  {"group", "topics": [names], "session": 32 hexadecimal digits, "request
          expression] only these messages. With "max_records" 0 the session ends: what an earlier call of this number got
          is answered, and nothing else is leased
 answer   {"request", "number", "lease_ms", "queues": [{"topic", "queue", "offsets", "attempts"; "missing", offsets
-         without a message; "damaged": {offset: error}}]}, and the records of all "offsets", in this order
+         without a message; "damaged": {offset: error}}]}, and the records of all "offsets", in this order. While the
+         group is paused: number 0, and "paused", why
 settle, extend_leases  with the "options" and "wanted" of the session's requests: a new leader may hear of them first
          here
 settle   items [lease, topic, queue, verdict, delay in ms or null, offsets]; the same of what was refused, without
@@ -38,6 +39,7 @@ from raymq.store.groups.leases.offsets import (
 from raymq.store.groups.leases.options import (
     ATTEMPTS_MAX,
     BACKOFF_MAX,
+    DEAD_RATE_MAX,
     DELAY_MS_MAX,
     IN_FLIGHT_MAX,
     LEASE_MS,
@@ -78,6 +80,9 @@ _OPTIONS = (
     "order",
     "has_dead_letters",
 )
+#: those that earlier versions do not know: only values that are not their defaults travel
+_LATER_OPTIONS = ("dead_rate",)
+_DEFAULTS = LeaseOptions()
 
 
 class LeaseCall(NamedTuple):
@@ -123,6 +128,8 @@ class LeasedMessages:
     queues: Sequence[LeasedQueue] = field(default_factory=tuple)
     #: raw records, those of each queue one after the other; None: there are none
     records: pa.Array | None = None
+    #: why the group leases nothing; empty: it does
+    paused: str = ""
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -172,7 +179,11 @@ def pack_call(call: LeaseCall) -> dict[str, object]:
 def pack_options(options: LeaseOptions, selector: MessageSelector | None) -> dict[str, object]:
     """What all workers of a group have in common, as JSON takes it: `options` and perhaps `wanted`."""
     values = asdict(options)
-    fields: dict[str, object] = {"options": {name: values[name] for name in _OPTIONS}}
+    shown = {name: values[name] for name in _OPTIONS}
+    shown |= {
+        name: values[name] for name in _LATER_OPTIONS if values[name] != getattr(_DEFAULTS, name)
+    }
+    fields: dict[str, object] = {"options": shown}
     return fields if selector is None else {**fields, "wanted": list(selector)}
 
 
@@ -214,11 +225,11 @@ def check_session(name: str, value: object) -> bytes:
 
 def check_options(name: str, value: Any) -> LeaseOptions:
     """The options of a group. Raises: Rejected for others than `pack_options` makes."""
-    if type(value) is not dict or set(value) != set(_OPTIONS):
+    if type(value) is not dict or set(value) - set(_LATER_OPTIONS) != set(_OPTIONS):
         names = ", ".join(_OPTIONS)
         raise wrong_value(name, value, f"give an object with {names}", names)
     most = value["max_attempts"]
-    delays = value["backoff_ms"]
+    delays, rate = value["backoff_ms"], value.get("dead_rate", _DEFAULTS.dead_rate)
     if type(delays) not in (list, tuple) or not 1 <= len(delays) <= BACKOFF_MAX:
         raise wrong_value("backoff_ms", delays, f"give 1 to {BACKOFF_MAX} delays", BACKOFF_MAX)
     if value["order"] not in ORDERS:
@@ -239,6 +250,7 @@ def check_options(name: str, value: Any) -> LeaseOptions:
         backoff_ms=tuple(check_integer("backoff_ms", each, 0, DELAY_MS_MAX) for each in delays),
         order=value["order"],
         has_dead_letters=value["has_dead_letters"],
+        dead_rate=None if rate is None else check_integer("dead_rate", rate, 1, DEAD_RATE_MAX),
     )
 
 
@@ -246,7 +258,7 @@ def pack_leased(found: LeasedMessages) -> tuple[dict[str, object], pa.Array | No
     """The head of an answer, and its records or None."""
     head: dict[str, object] = {"request": found.request, "number": found.number}
     if not found.number:
-        return head, None
+        return {**head, "paused": found.paused} if found.paused else head, None
     head["lease_ms"] = found.lease_ms
     head["queues"] = [_packed_queue(each) for each in found.queues]
     return head, found.records
@@ -270,7 +282,7 @@ def _packed_queue(queue: LeasedQueue) -> dict[str, object]:
 def unpack_leased(head: Mapping[str, Any], records: pa.Array | None) -> LeasedMessages:
     """The inverse of `pack_leased`. Raises: KeyError, TypeError, ValueError for another head."""
     if not head["number"]:
-        return LeasedMessages(int(head["request"]))
+        return LeasedMessages(int(head["request"]), paused=str(head.get("paused", "")))
     queues = [_unpacked_queue(each) for each in head["queues"]]
     count = sum(len(each.offsets) for each in queues)
     if count != (0 if records is None else len(records)):

@@ -6,6 +6,7 @@ put_acks        answers puts when their promise is kept, or as unknown
 delays          delivers delayed messages
 transactions    half messages: those that are open, and those that are given up
 group_service   runs the consumer groups that this shard coordinates
+dead_letters    lists dead letters, reads them, puts them back
 worker_leases   leases messages to workers, and settles them
 transaction_commits  commits transactions that lie on this shard
 lease_options   which options the workers of each group have

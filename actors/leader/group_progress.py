@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
+from raymq.store.base.format import DLQ_PREFIX
 from raymq.store.engine.message_store import MessageStore
 from raymq.store.groups.leases.group_leases import GroupLeases
+from raymq.store.groups.leases.pauses import PAUSES
+from raymq.store.state.topics import REDRIVE_PREFIX, redrive_group
 
 from .metrics import ByTags
 
@@ -85,12 +88,49 @@ class GroupProgress:
             for outcome, count in list(group.counts.items())
         }
 
+    def paused(self) -> ByTags:
+        """(group,) -> why its workers get nothing here: the place in `PAUSES`."""
+        return {(name,): PAUSES.index(group.paused) for name, group in self._leases()}
+
+    def highest_attempts(self) -> ByTags:
+        """(group,) -> the most deliveries of a message that its workers have not settled."""
+        return {
+            (name,): max((each.highest_attempts for each in list(group.queues.values())), default=0)
+            for name, group in self._leases()
+        }
+
+    def dead_letters(self) -> ByTags:
+        """(group,) -> its dead letters on this shard that were not put back."""
+        topics = [each for each in list(self._store.state.topics) if each.startswith(DLQ_PREFIX)]
+        found: dict[tuple[str, ...], int] = {
+            (topic.removeprefix(DLQ_PREFIX),): 0 for topic in topics[:LAGS_MAX]
+        }
+        for topic, queue_id in self._store.queues():
+            group = topic.removeprefix(DLQ_PREFIX)
+            if not topic.startswith(DLQ_PREFIX) or (group,) not in found:
+                continue
+            first, end = self._store.queue_range(topic, queue_id)
+            known = self._store.leases.group(redrive_group(group)).queues.get((topic, queue_id))
+            count = end - first
+            if known is not None:
+                count = known.waiting_count + max(0, end - max(first, known.next))
+            found[group,] += count
+        return found
+
     def _leases(self) -> list[tuple[str, GroupLeases]]:
-        return list(self._store.leases.groups.items())[:LAGS_MAX]
+        groups = list(self._store.leases.groups.items())
+        return [each for each in groups if not _puts_back(each[0])][:LAGS_MAX]
 
     def _offsets(self) -> dict[tuple[str, ...], dict[int, int]]:
         # Copies: puts change these tables during the iteration.
-        found = islice(list(self._store.state.offsets.items()), LAGS_MAX)
+        found = islice(
+            (
+                each
+                for each in list(self._store.state.offsets.items())
+                if not _puts_back(each[0][0])
+            ),
+            LAGS_MAX,
+        )
         return {(topic, group): dict(offsets) for (group, topic), offsets in found}
 
     def _time_at(self, place: int) -> int | None:
@@ -98,3 +138,8 @@ class GroupProgress:
 
     def _age_ms(self, time_ms: int) -> int:
         return max(0, self._store.clock.now_ms() - time_ms)
+
+
+def _puts_back(group: str) -> bool:
+    """Whether a group is the one that puts dead letters of another one back: that has no lag."""
+    return group.startswith(REDRIVE_PREFIX)

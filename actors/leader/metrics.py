@@ -188,6 +188,24 @@ METRICS = (
         ("group", "outcome"),
     ),
     Metric(
+        "raymq_highest_attempts",
+        "gauge",
+        "The most deliveries of a message that workers of a group have not settled; 0: there is none.",
+        ("group",),
+    ),
+    Metric(
+        "raymq_dead_letters",
+        "gauge",
+        "Messages that a group could not handle, and that were not put back.",
+        ("group",),
+    ),
+    Metric(
+        "raymq_paused_workers",
+        "gauge",
+        "Whether the workers of a group get nothing: 0: no; 1: too many dead letters; 2: an operator wants it.",
+        ("group",),
+    ),
+    Metric(
         "raymq_uncopied_messages_total",
         "counter",
         "Messages of workers that were settled as dead without a dead letter: none could be made of them.",

@@ -14,7 +14,7 @@ from raymq.store.groups.leases.packing import pack_checked
 from raymq.store.groups.members import CLAIM
 from raymq.store.records.requests import AppendedRows
 from raymq.store.state.shard_state import OFFSETS, no_offsets_body, offsets_body
-from raymq.store.state.topics import unknown_topic
+from raymq.store.state.topics import REDRIVE_PREFIX, unknown_topic
 
 from .group_records import GroupHost, encoded, note_level, record_time_ms
 from .lock_times import LockTimes
@@ -299,6 +299,9 @@ class QueueClaims:
         """
         old, used = set[str](), set[str]()
         for name, topic in list(self._store.state.offsets):
+            if name.startswith(REDRIVE_PREFIX) and topic in self._store.state.topics:
+                # Dead letters that went back would be there again.
+                used.add(name)
             is_old = 0 < self._used_ms(name, topic) <= unused_since_ms
             (old if is_old else used).add(name)
         return [name for name in sorted(old - used) if self._forget(name, unused_since_ms)]

@@ -30,14 +30,17 @@ from raymq.store.services.lease_decisions import LeaseDecision
 from raymq.store.services.leased_records import read_leased
 from raymq.store.services.leases import LeaseService, QueueLeases
 from raymq.store.services.retry import queue_of
-from raymq.store.state.features import LEASES_LEVEL
+from raymq.store.state.features import PAUSES_LEVEL
 from raymq.store.state.topics import QueueKey, retry_topic
 
+from .dead_letters import DeadLetters
 from .group_records import GroupHost
 from .lease_options import SharedOptions, WorkerOptions
 
 #: how soon a request that waits notices that its worker has left
 LEFT_CHECK_MS = 250
+#: how long a request of a paused group waits: its worker hears soon why it gets nothing
+PAUSED_WAIT_MS = 1_000
 #: how often sessions that hold nothing are looked for
 FORGET_EVERY_MS = 600_000
 
@@ -72,7 +75,9 @@ class WorkerLeases:
         self._watch = watch
         self._shard = shard
         self.service = LeaseService(leader.store, shard=shard)
+        self.dead_letters = DeadLetters(leader, self.service.redrives, self._await)
         self._is_active = False
+
         #: guards the field below
         self._promise_lock = threading.Lock()
         #: the newest end that an answer waits for. Calls that were decided together wait for the same one
@@ -83,6 +88,8 @@ class WorkerLeases:
         #: group -> what wakes its requests that wait
         self._waiting: dict[str, set[Callable[[], None]]] = {}
         self._turn = 0
+        #: session -> when it has ended: a request of it that waits gets nothing any more
+        self._ended: dict[bytes, int] = {}
         self._forget_ms = clock.monotonic_ms() + FORGET_EVERY_MS
         self._activate()
 
@@ -105,6 +112,9 @@ class WorkerLeases:
         self._leader.check_serving()
         keys = self._keys(call)
         self._note_call(call)
+        if not call.max_records:
+            # Its request that waits ends.
+            self.wake(call.group)
 
         decision = self._decide(call, keys)
         if _is_empty(decision) and call.wait_ms and call.max_records:
@@ -118,7 +128,7 @@ class WorkerLeases:
                 found=call.request,
             )
         if not answer.number:
-            return LeasedMessages(call.request)
+            return LeasedMessages(call.request, paused=answer.paused)
         fail_point("groups.lease_appended")
         # The messages are read while the record becomes durable.
         ticket = None if decision.appended is None else self._begin_promise(decision.appended)
@@ -148,7 +158,7 @@ class WorkerLeases:
             turn = self._turn % max(len(keys), 1)
         retry = retry_topic(call.group)
         with self._publishing():
-            self._store.note_feature_level(LEASES_LEVEL)
+            self._store.note_feature_level(PAUSES_LEVEL)
             queue_id = queue_of(self._store, retry, self._shard)
         return [(retry, queue_id), *keys[turn:], *keys[:turn]]
 
@@ -164,6 +174,7 @@ class WorkerLeases:
         with self._lock:
             if not call.max_records:
                 self._options.end(call.group, call.session)
+                self._ended[call.session] = self._clock.monotonic_ms()
                 return
             if self._options.note(call, self._clock.monotonic_ms()):
                 self.service.configure(call.group, call.options)
@@ -178,6 +189,7 @@ class WorkerLeases:
             start=call.start,
             selector=call.selector,
             max_bytes=call.max_bytes,
+            is_over=lambda: call.max_records > 0 and call.session in self._ended,
         )
         if _is_empty(decision) and self._store.log.end != end:
             # No answer waits for it.
@@ -188,7 +200,8 @@ class WorkerLeases:
         self, call: LeaseCall, keys: Sequence[QueueKey], is_left: Callable[[], bool]
     ) -> LeaseDecision:
         """Decide again whenever there may be a message, until there is one or the time is up."""
-        deadline_ms = self._clock.monotonic_ms() + call.wait_ms
+        begin_ms = self._clock.monotonic_ms()
+        deadline_ms = begin_ms + call.wait_ms
         with self._woken(call.group, keys) as woken:
             while True:
                 woken.clear()
@@ -198,11 +211,13 @@ class WorkerLeases:
                     return decision
 
                 now_ms = self._clock.monotonic_ms()
-                if now_ms >= deadline_ms or is_left():
+                if now_ms >= deadline_ms or is_left() or call.session in self._ended:
                     return decision
                 if decision.appended is not None:
                     # A filter looks at a part of a queue at a time.
                     continue
+                if _pause_of(decision):
+                    deadline_ms = min(deadline_ms, begin_ms + PAUSED_WAIT_MS)
                 until_ms = deadline_ms
                 if decision.next_ms is not None:
                     until_ms = min(deadline_ms, max(now_ms + 1, decision.next_ms))
@@ -280,7 +295,7 @@ class WorkerLeases:
         Raises: as `LeaseService.settle`; Rejected for a request older than the session's newest.
         """
         self._note_use(group, request.session, shared)
-        self._store.note_feature_level(LEASES_LEVEL)
+        self._store.note_feature_level(PAUSES_LEVEL)
         self._leader.announce()
         decision = self.service.settle(group, request)
         answer = decision.plan.answer
@@ -383,6 +398,18 @@ class WorkerLeases:
         entries = [entry for entry in decision.plan.entries if isinstance(entry, SettleEntry)]
         return sum(len(each.offsets) for entry in entries for each in entry.groups)
 
+    def pause(self, group: str, reason: str) -> None:
+        """Let a group lease nothing on this shard, for a reason; empty: let it go on."""
+        self._leader.check_serving()
+        decision = self.service.pause(group, reason)
+        self.wake(group)
+        self._await(decision.appended)
+
+    def paused(self) -> dict[str, str]:
+        """Group of workers -> why it leases nothing on this shard."""
+        groups = list(self._store.leases.groups.items())
+        return {name: group.paused for name, group in groups if group.paused}
+
     # --- what time ends ---------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -394,10 +421,21 @@ class WorkerLeases:
             return
         self._forget_ms = now_ms + FORGET_EVERY_MS
         with self._lock:
+            self._ended = {
+                session: ended_ms
+                for session, ended_ms in self._ended.items()
+                if now_ms - ended_ms < FORGET_EVERY_MS
+            }
             self._options.forget_silent(now_ms)
             in_use = self._options.groups
         with self._publishing():
             self.service.forget_idle(in_use)
+
+
+def _pause_of(decision: LeaseDecision) -> str:
+    """Why the group leases nothing; empty: it does."""
+    answer = decision.plan.answer
+    return answer.paused if isinstance(answer, LeaseAnswer) else ""
 
 
 def _is_empty(decision: LeaseDecision) -> bool:

@@ -108,12 +108,21 @@ A shard that is being added does not answer those that are about all shards: des
                                                                       offset]; leases: numbers, without it all
     release_leases(group, topic)                                    {released}: messages that workers had; without
                                                                       topic of all topics
+    pause_leases(group, paused)                                     {}
     group_leases(group)                                             {queues: {topic: {queue_id: [low, next, leased,
-                                                                      waiting]}}}
+                                                                      waiting]}}, paused: why it leases nothing}
+    dead_letter_counts(group)                                       {groups: {group: [count, oldest and newest store
+                                                                      time in ms]}}
+    dead_letters(group, begin, max_records, with_records, wanted)   {found: [queue_id, offset, record in base64 or none]
+                                                                      of each, next: {queue_id: offset}, more}
+    redrive(group, session, settle, offsets, topic, trial)          {topics: {topic: how many went there}, stays:
+                                                                      [queue_id, offset, settled | later | refused,
+                                                                      text] of each}; offsets: {queue_id: packed}
     find_coordinator(group)                                         {shard}; shard 0 answers
     groups()                                                        {coordinated: {group: members}, clients: {group:
                                                                       clients of other protocols}, paused,
-                                                                      with_offsets, workers: [groups]}
+                                                                      with_offsets, workers: [groups], paused_workers:
+                                                                      {group: why}}
     describe_group(group)                                           {kind, paused, filters, topics, members, clients,
                                                                       queues}
     group_topics(group)                                             {topics}: those of which it has offsets here

@@ -13,6 +13,7 @@ import pyarrow as pa
 from raymq.client.arguments import check_text, check_unicode
 from raymq.store.base.errors import PropertiesTooLong, Rejected
 from raymq.store.base.format import PROPERTIES_MAX_BYTES, QUEUE_OFFSET_AT
+from raymq.store.records.dead_letter import ORIGIN_QUEUE
 from raymq.store.records.producer_stamp import STAMP_BYTES, STAMP_NAME
 from raymq.store.records.properties import TAGS, encode, separators_absent
 from raymq.store.records.record_walk import gather
@@ -39,7 +40,7 @@ _ROCKETMQ = """
 """
 #: the property of a null value, encoded
 NULL_PROPERTY = f"{NULL_VALUE}\x011\x02".encode()
-SYSTEM_PROPERTIES = property_names() | {STAMP_NAME, *_ROCKETMQ.split()}
+SYSTEM_PROPERTIES = property_names() | {STAMP_NAME, ORIGIN_QUEUE, *_ROCKETMQ.split()}
 
 
 @dataclass(frozen=True, kw_only=True)

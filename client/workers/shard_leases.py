@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import cast
 
@@ -18,6 +19,8 @@ from raymq.store.queues.raw_records import fault_of
 from raymq.store.records.requests import FetchSlice
 
 from .worker_state import WorkerState
+
+logger = logging.getLogger("raymq.client")
 
 #: longest wait of one call at the shard
 WAIT_MS = 10_000
@@ -48,6 +51,8 @@ class ShardLeases(FetchThread):
         self._call = call._replace(request=0, wait_ms=wait_ms)
         #: the call was sent, and is not answered: it is repeated under its number, and gets the same lease
         self._is_open = False
+        #: why the last call got nothing, if the group is paused
+        self._paused = ""
         name = f"raymq-leases-{shard}"
         super().__init__(routes, shard, state.changed, lambda: state.closed, name=name)
 
@@ -75,9 +80,20 @@ class ShardLeases(FetchThread):
         with state.changed:
             self._is_open = False
             state.down.pop(self.shard, None)
+            self._note_pause(found.paused)
             if found.number:
                 self._take(found, sent_ms)
         return True
+
+    def _note_pause(self, reason: str) -> None:
+        """Warn once when the group is paused. The program waits as for messages that have not come yet."""
+        group = self._call.group
+        if reason and not self._paused:
+            logger.warning(
+                "group %s is paused on shard %d (%s): its workers get nothing until `raymq group resume %s`",
+                *(group, self.shard, reason, group),
+            )
+        self._paused = reason
 
     def _verify(self, found: LeasedMessages) -> None:
         """Compare the messages with their CRCs. Raises: Unavailable for a damaged one: the call is repeated."""

@@ -87,6 +87,9 @@ class Workers(OpenClient):
             `sql`.
         dlq: whether a dead message is copied to the group's dead letter topic, %DLQ%GROUP (default True). Otherwise it
             is dropped.
+        dlq_rate: messages that may die within a minute on each shard (default 1,000, 1 to 1,000,000); None: no limit.
+            After more, something that all messages need is probably down. The group is paused there: its workers get
+            nothing, as from an empty queue, and log a warning, until `Cluster.resume_group`.
         start: where the group begins with a queue of which it has settled nothing: "earliest" (default) or "latest".
         auto_extend: whether a thread renews the leases of this process at a third of `lease_s` (default True), so that
             long work loses no message.

@@ -15,6 +15,7 @@ from raymq.store.base.format import check_group_name
 from raymq.store.groups.leases.options import (
     ATTEMPTS_MAX,
     BACKOFF_MAX,
+    DEAD_RATE_MAX,
     DELAY_MS_MAX,
     IN_FLIGHT_MAX,
     LEASE_MS,
@@ -43,6 +44,7 @@ class WorkersOptions(TypedDict, total=False):
     tags: str | None
     sql: str | None
     dlq: bool
+    dlq_rate: int | None
     start: GroupStart
     auto_extend: bool
     unavailable_timeout_ms: int
@@ -63,6 +65,7 @@ class WorkersConfig:
     tags: str | None = None
     sql: str | None = None
     dlq: bool = True
+    dlq_rate: int | None = 1_000
     start: GroupStart = "earliest"
     auto_extend: bool = True
     unavailable_timeout_ms: int = 30_000
@@ -78,6 +81,8 @@ class WorkersConfig:
         check_number("max_in_flight", self.max_in_flight, 1, IN_FLIGHT_MAX)
         if self.max_attempts is not None:
             check_number("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
+        if self.dlq_rate is not None:
+            check_number("dlq_rate", self.dlq_rate, 1, DEAD_RATE_MAX)
         self._check_backoff()
         if self.order is not None:
             check_choice("order", self.order, ("key", "queue"))
@@ -106,6 +111,7 @@ class WorkersConfig:
             backoff_ms=tuple(ms_of(each) for each in self.backoff),
             order=self.order or "",
             has_dead_letters=bool(self.dlq),
+            dead_rate=None if self.dlq_rate is None else int(self.dlq_rate),
         )
 
 

@@ -6,6 +6,7 @@ commands          commands on a cluster and this machine
 shard_commands    `raymq shard ...`
 door_commands     `raymq door ...`
 config_commands   `raymq config ...`
+dlq_commands      `raymq dlq ...`
 group_commands    `raymq group ...`
 message_commands  `raymq produce` and `raymq consume`
 query_commands    `raymq topic query`, `tail` and `browse`

@@ -28,6 +28,7 @@ from raymq.store.config.promise import ACKS, FLUSHES
 from . import (
     commands,
     config_commands,
+    dlq_commands,
     door_commands,
     group_commands,
     message_commands,
@@ -73,6 +74,9 @@ RUNS: dict[str, RunCommand] = {
     "group pause": group_commands.GROUP_PAUSE,
     "group resume": group_commands.GROUP_RESUME,
     "group delete": group_commands.GROUP_DELETE,
+    "dlq list": dlq_commands.DLQ_LIST,
+    "dlq show": dlq_commands.DLQ_SHOW,
+    "dlq redrive": dlq_commands.redrive,
     "lease release": group_commands.LEASE_RELEASE,
     "topic query": query_commands.query,
     "topic tail": query_commands.tail,
@@ -315,6 +319,26 @@ group resume  = resume_group
 group delete  = delete_group
     @json @cluster
     group GROUP  name of the group
+dlq *  messages that groups could not handle
+dlq list  = dead_letter_groups
+    @json @cluster
+    group [GROUP]  only this group (default: all that have some)
+dlq show  = dead_letters
+    @json @cluster
+    group GROUP  name of the group
+    --max>max_records N{default 100}  so many messages at most, the oldest
+    --where EXPRESSION  only those for whose properties this is true: "price > 5 AND region IN ('eu')" (default:
+        all)
+dlq redrive  = redrive
+    @json @cluster
+    group GROUP  name of the group
+    --max>max_records N  so many messages at most (default: all that are there)
+    --rate PER_S{decimal}  so many messages a second at most (default: no limit)
+    --to TOPIC  another topic, with a queue on every shard that has some (default: where they came from)
+    --where EXPRESSION  only those for whose properties this is true (default: all)
+    --dry-run  print what would go where, and change nothing
+    . exit codes: 0 done; 1 some stay, because their topic or queue does not exist any more for example; 2 and 3 as
+        elsewhere
 lease *  messages that workers have leased
 lease release  = release_leases
     @json @cluster

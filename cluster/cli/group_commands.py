@@ -7,6 +7,7 @@ from typing import Any
 
 from raymq.client.times import at_ms
 from raymq.store.base.clock import Clock
+from raymq.store.groups.leases.pauses import pause_text
 
 from .console import EXIT_FAULT, EXIT_OK, ClusterOperation, Console, Show, cluster_of
 
@@ -32,7 +33,7 @@ def _described(
     options: argparse.Namespace, cluster: object, facts: dict[str, Any]
 ) -> tuple[dict[str, object], list[str]]:
     lines = [
-        f"{facts['group']}: {'PAUSED, ' if facts['paused'] else ''}{len(facts['members'])} members, "
+        f"{facts['group']}: {_paused(facts)}{len(facts['members'])} members, "
         f"{facts['lag']} messages left, coordinated by shard {facts['coordinator']}"
     ]
 
@@ -62,6 +63,17 @@ def _described(
             )
         lines.append(f"  {_queue(queue)}: {owner}, {_progress(queue)}")
     return facts, lines
+
+
+def _paused(facts: dict[str, Any]) -> str:
+    """That a group is paused, and why, with the shards on which its workers get nothing."""
+    if not facts["paused"]:
+        return ""
+    shards: dict[str, list[str]] = {}
+    for pause in facts["pauses"]:
+        shards.setdefault(pause_text(pause["reason"]), []).append(str(pause["shard"]))
+    found = [f"{text} on shard {', '.join(on)}" for text, on in sorted(shards.items())]
+    return f"{'; '.join(found) or 'paused'}".replace("paused", "PAUSED", 1) + ", "
 
 
 GROUP_DESCRIBE = ClusterOperation("describe_group", "group", "", _described)

@@ -164,14 +164,14 @@ def _line(message: ReceivedMessage) -> str:
     if message.index_keys:
         words.append(f"keys={','.join(message.index_keys)}")
     if message.key is not None:
-        words.append(f"key={_text(message.key)}")
+        words.append(f"key={text_of(message.key)}")
     if message.tag is not None:
         words.append(f"tag={message.tag}")
-    words.append("null" if message.is_null else _text(message.body))
+    words.append("null" if message.is_null else text_of(message.body))
     return "  ".join(words)
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
     """Bytes on one line: text as it is, without control characters, else as Python writes bytes. The begin only."""
     begin = value[: 4 * _BODY_CHARACTERS]
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 from raymq.actors.protocol.tls import TLS_PREFIX, is_loopback
 from raymq.cluster.record.cluster_record import protection
+from raymq.store.groups.leases.pauses import PAUSES, pause_text
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -48,6 +49,7 @@ def status_lines(
     yield _line("lag", _lag(metrics))
     yield _line("groups", _groups(metrics))
     yield from _halves(shards)
+    yield from _pauses(shards)
 
     if verbose:
         yield _line("cluster id", status["cluster_id"])
@@ -185,6 +187,19 @@ def _halves(shards: list[StatusFacts]) -> Iterator[str]:
             found.append(f"shard {shard['shard']}: {count:,} open, the oldest of {age_s:,} s ago")
     if found:
         yield _line("halves", "; ".join(found))
+
+
+def _pauses(shards: list[StatusFacts]) -> Iterator[str]:
+    """The groups whose workers get nothing, on some shards."""
+    found: dict[str, list[str]] = {}
+    for shard in shards:
+        for group, why in (shard.get("metrics") or {}).get("paused_workers", {}).items():
+            if why:
+                text = f"group {group} {pause_text(PAUSES[why])}"
+                found.setdefault(text, []).append(str(shard["shard"]))
+    if found:
+        texts = [f"{text} on shard {', '.join(on)}" for text, on in sorted(found.items())]
+        yield _line("workers", "; ".join(texts))
 
 
 def _lag(metrics: list[StatusFacts]) -> str:

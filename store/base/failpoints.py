@@ -40,6 +40,7 @@ NAMES: dict[str, str] = {
     "transactions.begin": "a leader has got a transaction, nothing of it is decided",
     "transactions.appended": "a transaction is decided and in the log, it is not confirmed",
     "transactions.confirmed": "the decision on a transaction is confirmed, no answer has left",
+    "groups.redrive_appended": "dead letters that go back are appended with their settlement, not confirmed",
     "timer.files_synced": "timer log and wheel are synced, timercheck is not written",
     "meta.slot_written_unsynced": "a meta slot is written and not synced",
     "mend.copied": "the new file of a damaged segment is complete and synced, the old one has the name",

@@ -10,6 +10,7 @@ record_decode   bytes to columns
 one_record      a single record, without arrays
 rows            stored records as runs of consecutive rows
 properties      the properties string
+dead_letter     what a dead letter says, in its properties, of the message that it was
 property_columns  the properties of many records as columns
 producer_stamp  the property with producer id, epoch and sequence
 keys            KEYS and UNIQ_KEY

@@ -14,6 +14,8 @@ leases              workers that share the messages of queues
 lease_offers        what queues have for them
 lease_copies        copies for the dead letters and the retry topic, made before the put lock is taken
 lease_decisions     calls that wait together are decided together, and share records
+redrive             dead letters that go back to where they came from
+redriven_message    the message that a dead letter was, to be put again
 leased_records      the messages that a worker has leased
 retry               send-back of consumers, and the dead letter queue
 stored_message      one stored message, to be put again with changes

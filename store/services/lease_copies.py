@@ -12,18 +12,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from raymq.store.base.errors import Corrupt, Rejected
+from raymq.store.base.format import RETRY_PREFIX
 from raymq.store.delay.delayed_record import BUNDLE_RESERVE_BYTES
 from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.requests import Copy
 from raymq.store.put.inner_message import EncodedInner, InnerMessage
 from raymq.store.put.service_host import ServiceHost
+from raymq.store.records.dead_letter import DEAD_HOLDER, DEAD_REASON, ORIGIN_QUEUE
 from raymq.store.state.topics import dlq_topic, retry_topic
 
+from .redriven_message import redriven
 from .retry import copy_of, queue_of
 from .stored_message import StoredMessage, read_one
 
-#: properties of a dead letter: why it is one, and the session that had it last
-DEAD_REASON, DEAD_HOLDER = "DLQ_REASON", "DLQ_HOLDER"
 #: what the records around one copy take at most: the head of the bundle and the settlement
 _AROUND_BYTES = 2 * BUNDLE_RESERVE_BYTES
 
@@ -54,6 +55,8 @@ class LeaseCopies:
 
     def target(self, group: str, copy: Copy) -> str:
         """The topic that gets a copy."""
+        if copy.destination is not None:
+            return copy.destination.key[0]
         return dlq_topic(group) if copy.outcome == SettleOutcome.DEAD else retry_topic(group)
 
     def missing(self, group: str, wanted: Sequence[Copy], prepared: PreparedCopies) -> list[Copy]:
@@ -69,15 +72,20 @@ class LeaseCopies:
 
     def prepare(self, group: str, copy: Copy) -> PreparedCopy:
         """Make a copy, and its topic if that is missing. Without the put lock. Raises: as `ServiceHost.put`."""
-        target = self.target(group, copy)
-        queue_id = queue_of(self._store, target, self._shard)
-        generation = self._store.state.generation(target)
+        target, destination = self.target(group, copy), copy.destination
+        if destination is None:
+            queue_id = queue_of(self._store, target, self._shard)
+            generation = self._store.state.generation(target)
+        else:
+            (_, queue_id), generation = destination
+        # What cannot go back stays a dead letter.
+        stays = destination is not None
         try:
             message = read_one(self._store, *copy.key, copy.offset)
         except Corrupt as error:
-            return PreparedCopy(generation, None, str(error))
+            return PreparedCopy(generation, None, str(error), stays=stays)
         if message is None:
-            return PreparedCopy(generation, None)
+            return PreparedCopy(generation, None, stays=stays)
 
         fault = ""
         for made in self._forms(message, copy, target, queue_id):
@@ -86,23 +94,34 @@ class LeaseCopies:
             except Rejected as error:
                 fault = str(error)
                 continue
-            limit = self._store.config.record_bytes_max - _AROUND_BYTES
-            if encoded.size <= limit:
+            fault = self.size_fault(encoded)
+            if not fault:
                 return PreparedCopy(generation, encoded)
-            fault = f"the copy makes a record of {encoded.size} bytes, the limit is {limit}"
         return PreparedCopy(generation, None, fault, stays=True)
+
+    def size_fault(self, encoded: EncodedInner) -> str:
+        """Why a copy is too large for the log; empty: it is not."""
+        limit = self._store.config.record_bytes_max - _AROUND_BYTES
+        if encoded.size <= limit:
+            return ""
+        return f"the copy makes a record of {encoded.size} bytes, the limit is {limit}"
 
     def _forms(
         self, message: StoredMessage, copy: Copy, target: str, queue_id: int
     ) -> list[InnerMessage]:
         """The copy of a message, and the same with less of what is known of it: there may be no room for that."""
+        if copy.destination is not None:
+            return [redriven(message, copy.destination.key)]
         is_dead = copy.outcome == SettleOutcome.DEAD
         level = 0 if is_dead else self.level_of(copy.delay_ms)
         made = copy_of(message, target, queue_id, level, copy.attempts)
+        more = {}
+        if not message.topic.startswith(RETRY_PREFIX):
+            more[ORIGIN_QUEUE] = str(message.queue_id)
         if not is_dead:
-            return [made]
+            return [replace(made, properties={**made.properties, **more}), made]
 
-        more = {DEAD_REASON: copy.reason}
+        more[DEAD_REASON] = copy.reason
         if copy.holder:
             more[DEAD_HOLDER] = copy.holder.hex()
         return [

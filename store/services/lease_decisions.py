@@ -200,14 +200,21 @@ class LeaseDecisions:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    def decide(self, group: str, call: LeaseDecider, shared: Shared | None = None) -> LeaseDecision:
+    def decide(
+        self,
+        group: str,
+        call: LeaseDecider,
+        shared: Shared | None = None,
+        prepared: PreparedCopies | None = None,
+    ) -> LeaseDecision:
         """Decide, and append what the decision needs.
 
         Calls that wait for the put lock are decided together, by one thread: with many workers, handing the lock from
         thread to thread would cost more than all decisions. Messages are copied before.
+        Args: `prepared`: copies that it may need, and that are made already.
         Raises: what `call` raises; as `InnerPut.put_groups`.
         """
-        copies: dict[Copy, PreparedCopy] = {}
+        copies: dict[Copy, PreparedCopy] = dict(prepared or {})
         copies_max = COPIES_MAX
 
         for _ in range(TRIES_MAX):
@@ -366,10 +373,11 @@ class LeaseDecisions:
     def _plan(self, each: _Waiting, machine: LeaseMachine, now_ms: int) -> LeasePlan:
         """A decision whose copies are made, or are named as missing. Has the put lock."""
         machine.copies_max = each.copies_max
+        machine.store_ms = self._store_ms()
         machine.unmovable = {
             (copy.key, copy.offset)
             for copy, made in each.copies.items()
-            if copy.outcome == SettleOutcome.MOVED and made.encoded is None and made.stays
+            if may_stay(copy) and made.encoded is None and made.stays
         }
 
         while True:
@@ -385,7 +393,7 @@ class LeaseDecisions:
             stay = {
                 (copy.key, copy.offset)
                 for copy in copied
-                if copy.outcome == SettleOutcome.MOVED and each.copies[copy].stays
+                if may_stay(copy) and each.copies[copy].stays
             }
             if not stay:
                 return plan
@@ -410,9 +418,17 @@ class LeaseDecisions:
         return RecordGroup([record], [each for each in made if each is not None])
 
     def _body(self, group: str, entries: Sequence[Entry]) -> bytes:
+        return pack_checked(group, [TimeEntry(self._store_ms()), *entries])
+
+    def _store_ms(self) -> int:
+        """The store time of a record that is written now, about: jumps of the clock do not count."""
         look = self._store.log.marks.clock_look
-        at_ms = max(look.wall_ms - look.jumped_ms, self._store.state.store_time_ms)
-        return pack_checked(group, [TimeEntry(at_ms), *entries])
+        return max(look.wall_ms - look.jumped_ms, self._store.state.store_time_ms)
+
+
+def may_stay(copy: Copy) -> bool:
+    """Whether a message without a copy stays as it is. A dead one is settled all the same."""
+    return copy.outcome == SettleOutcome.MOVED or copy.destination is not None
 
 
 def _turn(each: _Waiting) -> tuple[str, int]:

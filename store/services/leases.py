@@ -6,7 +6,7 @@ its messages. An answer counts once everything in the log is as durable as the h
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +29,13 @@ from raymq.store.groups.leases.requests import (
 )
 from raymq.store.put.service_host import ServiceHost
 from raymq.store.records.requests import MessageSelector
-from raymq.store.state.features import LEASES_LEVEL
+from raymq.store.state.features import PAUSES_LEVEL
 from raymq.store.state.topics import QueueKey, dlq_topic, retry_topic, unknown_topic
 
 from .lease_copies import LeaseCopies
 from .lease_decisions import AckPlan, LeaseDecision, LeaseDecisions, Shared
 from .lease_offers import LeaseOffers, Wanted, key_of
+from .redrive import RedriveService
 from .retry import queue_of
 from .stored_message import StoredMessage
 
@@ -64,7 +65,10 @@ class LeaseService:
         self._store = store
         self._shard = shard
         self._offers = LeaseOffers(store)
-        self._decisions = LeaseDecisions(store, LeaseCopies(store, shard))
+        copies = LeaseCopies(store, shard)
+        self._decisions = LeaseDecisions(store, copies)
+        #: dead letters that go back
+        self.redrives = RedriveService(store, self._decisions, copies, shard=shard)
 
     @property
     def uncopied_count(self) -> int:
@@ -102,12 +106,13 @@ class LeaseService:
         start: str = "earliest",
         selector: MessageSelector | None = None,
         max_bytes: int = LEASED_BYTES_MAX,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> LeaseDecision:
         """Lease messages of some queues of this shard.
 
         Args: `start`: earliest or latest: where a group begins with a queue of which it has no offset. `selector`: only
         these messages; the others are settled. `max_bytes`: of messages that are leased for the first time, at least
-        one of each queue.
+        one of each queue. `is_over`: whether the session has ended meanwhile: it gets nothing then.
         Raises: Rejected for a topic that does not exist or is compacted, and for a queue that a member has claimed.
         Unavailable for a queue that was deleted or reset meanwhile. Otherwise as `InnerPut.put_groups`.
         """
@@ -118,11 +123,11 @@ class LeaseService:
         wanted = Wanted(request.max_records, max_bytes, selector, has_keys)
         most = 2 * request.max_records
 
-        decision, is_whole = self._lease_from(group, request, ranges, wanted, most)
+        decision, is_whole = self._lease_from(group, request, ranges, wanted, most, is_over)
         answer = decision.plan.answer
         if isinstance(answer, LeaseAnswer) and not answer.number and not is_whole and most:
             # What the first queues have may be taken by now, or has to wait.
-            decision, _ = self._lease_from(group, request, ranges, wanted, None)
+            decision, _ = self._lease_from(group, request, ranges, wanted, None, is_over)
         return decision
 
     def _lease_from(
@@ -132,6 +137,7 @@ class LeaseService:
         ranges: dict[QueueKey, tuple[int, int]],
         wanted: Wanted,
         most: int | None,
+        is_over: Callable[[], bool],
     ) -> tuple[LeaseDecision, bool]:
         """Lease messages. Returns: the decision, and whether all queues were looked at.
 
@@ -152,6 +158,8 @@ class LeaseService:
             looked.append(self._offers.look(key, known.next, end if is_needed else 0, wanted))
 
         def decide(machine: LeaseMachine, now_ms: int) -> LeasePlan:
+            if is_over():
+                return LeasePlan(answer=LeaseAnswer(request.request, 0, 0, ()))
             for key, (first, _) in ranges.items():
                 self._check_queue(group, key)
                 if not self._is_ready(group, key, first):
@@ -168,7 +176,7 @@ class LeaseService:
     def _prepare(self, group: str, ranges: dict[QueueKey, tuple[int, int]], start: str) -> None:
         """Let the queues begin, and settle what retention has deleted."""
         store = self._store
-        store.note_feature_level(LEASES_LEVEL)
+        store.note_feature_level(PAUSES_LEVEL)
         for target in (dlq_topic(group), retry_topic(group)):
             queue_of(store, target, self._shard)
         columns = store.leases.group(group).queues
@@ -243,7 +251,7 @@ class LeaseService:
 
     def prepare_acks(self, group: str) -> None:
         """What `plan_acks` needs, before the put lock is taken."""
-        self._store.note_feature_level(LEASES_LEVEL)
+        self._store.note_feature_level(PAUSES_LEVEL)
         self._read_keys(group)
 
     def plan_acks(self, group: str, items: Sequence[SettleItem]) -> AckPlan:
@@ -295,12 +303,17 @@ class LeaseService:
 
     def reset(self, group: str, key: QueueKey, offset: int) -> LeaseDecision:
         """Let a group go on elsewhere in a queue. All of its leases there end."""
-        self._store.note_feature_level(LEASES_LEVEL)
+        self._store.note_feature_level(PAUSES_LEVEL)
         return self._decisions.decide(group, lambda machine, now_ms: machine.reset(key, offset))
 
     def release(self, group: str, topic: str | None = None) -> LeaseDecision:
         """Take what workers have back: others get it at once. Args: `topic`: of these messages; None: all."""
         return self._decisions.decide(group, lambda machine, now_ms: machine.release(topic))
+
+    def pause(self, group: str, reason: str) -> LeaseDecision:
+        """Let a group lease nothing for a reason; empty: let it go on."""
+        self._store.note_feature_level(PAUSES_LEVEL)
+        return self._decisions.decide(group, lambda machine, now_ms: machine.pause(reason))
 
     def describe(self, group: str) -> dict[QueueKey, QueueLeases]:
         """How a group stands in each queue that its workers have leased messages of."""

@@ -21,8 +21,10 @@ GROUPS_LEVEL = 1
 DELETED_TOPICS_LEVEL = 2
 #: records of leases: LEASE, SETTLE
 LEASES_LEVEL = 3
+#: ... and those that pause groups of workers
+PAUSES_LEVEL = 4
 #: what this version knows
-KNOWN_LEVEL = LEASES_LEVEL
+KNOWN_LEVEL = PAUSES_LEVEL
 
 
 def feature_level(progress: Mapping[str, Mapping[str, Any]]) -> int:

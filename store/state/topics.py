@@ -27,6 +27,9 @@ QUEUES_MAX = 65_536
 #: deliveries before a message goes to the dead letter queue (SubscriptionGroupConfig.retryMaxTimes)
 RETRY_MAX_TIMES = 16
 
+#: the first part of the names of groups that put dead letters back
+REDRIVE_PREFIX = "%REDRIVE%"
+
 #: topic attributes with one of few values
 _ATTRIBUTES = (
     (CLEANUP_POLICY, COMPACTION),
@@ -41,6 +44,11 @@ QueueKey = tuple[str, int]
 def retry_topic(group: str) -> str:
     """The topic of a group's messages that are delivered again."""
     return RETRY_PREFIX + group
+
+
+def redrive_group(group: str) -> str:
+    """The group that leases a group's dead letters, to put them back."""
+    return REDRIVE_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:

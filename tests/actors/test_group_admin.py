@@ -216,6 +216,7 @@ def test_a_deleted_group_begins_anew_and_refuses_its_former_members(shard: Shard
     assert (ended["existed"], ended["topics"]) == (True, [TOPIC])
     assert committed(shard.host) == {}
     nothing = {"coordinated": {}, "clients": {}, "paused": [], "with_offsets": [], "workers": []}
+    nothing["paused_workers"] = {}
     assert shard.host.call("groups", {}) == nothing
 
     for opened in range(2):
@@ -336,6 +337,7 @@ def test_an_unused_group_is_forgotten_and_the_log_says_so(shard: Shard, caplog, 
     assert f"(group_expiry_hours): {GROUP}" in caplog.text
     assert forget(shard) == []
     nothing = {"coordinated": {}, "clients": {}, "paused": [], "with_offsets": [], "workers": []}
+    nothing["paused_workers"] = {}
     assert shard.host.call("groups", {}) == nothing
     reopen(shard)
     assert committed(shard.host) == {}

@@ -105,6 +105,7 @@ def calls() -> Iterator[tuple[str, dict[str, Any], str]]:
 
         yield from calls_of_a_shard(wrong)
         yield from queries(wrong)
+        yield from dead(wrong)
         yield from locks(wrong)
         yield from transactions(wrong)
         yield from commits(wrong)
@@ -293,6 +294,26 @@ def commits(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "commit_transaction", {**empty, "acks": [{**acks, "items": nack}]}, "acks"
     if wrong != [1]:
         yield "commit_transaction", {**empty, "acks": [{**acks, "items": wrong}]}, "acks"
+
+
+def dead(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """As `calls`: of those on dead letters, and of pauses."""
+    asked = {"group": "g", "begin": {}, "max_records": 1, "with_records": True}
+    back = {"group": "g", "session": "5e" * 16, "settle": 1, "offsets": {"0": wrong}}
+    yield "dead_letters", {**asked, "max_records": wrong}, "max_records"
+    yield "dead_letters", {**asked, "max_records": 1_001}, "max_records"
+    yield "dead_letters", {**asked, "begin": wrong}, "begin"
+    yield "dead_letters", {**asked, "begin": {"0": wrong}}, "begin"
+    yield "redrive", back, "offsets"
+    yield "redrive", {**back, "offsets": wrong}, "offsets"
+    if wrong is not True:
+        yield "dead_letters", {**asked, "with_records": wrong}, "with_records"
+        yield "pause_leases", {"group": "g", "paused": wrong}, "paused"
+    if wrong != "1":
+        yield "pause_leases", {"group": wrong, "paused": True}, "group"
+        yield "dead_letters", {**asked, "group": wrong}, "group"
+        if wrong is not None:
+            yield "dead_letter_counts", {"group": wrong}, "group"
 
 
 def queries(wrong: Any) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -247,6 +247,20 @@ def test_an_operator_takes_back_what_workers_hold(shard: Shard):
     assert shard.host.call("release_leases", {"group": "unknown"}) == {"released": 0}
 
 
+def test_a_request_that_waits_gets_nothing_after_its_session_has_ended(shard: Shard):
+    worker, other = Worker(shard), Worker(shard)
+    found: list[tuple[int, int]] = []
+    waiting = threading.Thread(target=lambda: found.extend(worker.offsets(5, wait_ms=20_000)))
+    waiting.start()
+    time.sleep(0.2)
+    # Its worker has closed, and the shard does not know yet that the connection has.
+    worker.lease(0, again=True)
+    put(shard, b"a")
+    waiting.join(10)
+    assert found == []
+    assert other.offsets(5, wait_ms=20_000) == [(0, 0)]
+
+
 def test_metrics_say_what_workers_have_and_what_became_of_it(shard: Shard):
     put(shard, b"a", b"b", b"c", b"d", b"e")
     worker = Worker(shard)
@@ -263,6 +277,33 @@ def test_metrics_say_what_workers_have_and_what_became_of_it(shard: Shard):
         (GROUP, "dead"): 1,
     }
     assert found["raymq_uncopied_messages_total"] == 0
+    assert found["raymq_highest_attempts"] == {(GROUP,): 1}
+    assert found["raymq_paused_workers"] == {(GROUP,): 0}
+
+
+def test_metrics_say_what_has_died_and_what_is_paused(shard: Shard):
+    put(shard, b"a", b"b", b"c", b"d")
+    worker = Worker(shard, dead_rate=1)
+    worker.offsets(4)
+    worker.settle(1, [0, 1, 2], SettleOutcome.REJECTED)
+    await_dispatch(shard)
+    report = leader_of(shard.host).report
+    found = report.metrics()
+    assert found["raymq_dead_letters"] == {(GROUP,): 3}
+    assert found["raymq_paused_workers"] == {(GROUP,): 1}
+    assert worker.lease(1).paused == "dead letters"
+
+    back = {"group": GROUP, "session": "5e" * 16, "settle": 1}
+    offsets = {"0": leases.packed_offsets(offsets_of([1]))}
+    assert shard.host.call("redrive", {**back, "offsets": offsets})["topics"] == {TOPIC: 1}
+    shard.host.call("pause_leases", {"group": GROUP, "paused": False})
+    found = report.metrics()
+    assert found["raymq_dead_letters"] == {(GROUP,): 2}
+    assert found["raymq_paused_workers"] == {(GROUP,): 0}
+    # The group that puts back is not shown, and not forgotten: what went back would be a dead letter again.
+    leader_of(shard.host).claims.forget_unused(1 << 60)
+    assert report.metrics()["raymq_dead_letters"] == {(GROUP,): 2}
+    assert {each[-1] for each in found["raymq_consumer_lag_messages"]} == {GROUP}
 
 
 def test_all_workers_of_a_group_have_the_same_options(shard: Shard):

@@ -540,6 +540,15 @@ def test_status_leads_with_health_and_what_an_operator_asks_first(terminal: Term
     ]
 
 
+def test_the_status_names_the_groups_whose_workers_are_paused(terminal: Terminal) -> None:
+    paused = {"paused_workers": {"billing": 0, "mailers": 1, "printers": 2}}
+    terminal.cluster.shard_facts = {**LEADER, "metrics": {**LEADER["metrics"], **paused}}
+    terminal.run("status")
+    assert terminal.out.decode().splitlines()[-1] == (
+        "  workers    group mailers paused: dead letters on shard 0; group printers paused on shard 0"
+    )
+
+
 def test_bytes_and_pids_of_the_status_need_verbose(terminal: Terminal) -> None:
     terminal.cluster.shard_facts = LEADER
     terminal.run("status")

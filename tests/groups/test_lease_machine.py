@@ -7,14 +7,16 @@ import pytest
 
 from raymq.store.base.errors import Rejected, Unavailable
 from raymq.store.groups.leases import lease_machine, lease_table, lease_times, options
-from raymq.store.groups.leases.entries import EndEntry, SettleOutcome
+from raymq.store.groups.leases.entries import EndEntry, SettleOutcome, TimeEntry
 from raymq.store.groups.leases.key_order import slots_of
 from raymq.store.groups.leases.lease_machine import LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LeaseTable
 from raymq.store.groups.leases.options import LeaseOptions
 from raymq.store.groups.leases.packing import pack
+from raymq.store.groups.leases.pauses import DEAD_LETTERS, OPERATOR
 from raymq.store.groups.leases.requests import (
     NO_SESSION,
+    Destination,
     LeaseRequest,
     Offer,
     SettleItem,
@@ -41,7 +43,7 @@ class Group:
     def do(self, plan: LeasePlan) -> LeasePlan:
         """Append a plan's records."""
         for each in plan.groups:
-            self.table.apply_packed(pack("g", each.entries))
+            self.table.apply_packed(pack("g", [TimeEntry(self.machine.store_ms), *each.entries]))
         self.machine.note(plan, self.now_ms)
         return plan
 
@@ -604,3 +606,130 @@ def test_the_columns_shrink_with_the_window():
     assert group.machine.due(KEY, 9, 5_000).tolist() == [19_000]
     assert group.refused(group.settle(list(range(19_000, 20_000)), number=20)) == [19_000]
     assert (group.columns.low, group.columns.open_count) == (19_000, 0)
+
+
+# --- too many dead letters ------------------------------------------------------------------------
+
+
+def test_a_group_pauses_before_its_next_lease_when_too_many_of_its_messages_die():
+    group = Group(dead_rate=2)
+    group.offsets(6)
+    group.settle([0, 1], SettleOutcome.REJECTED)
+    assert group.offsets(1) == [6]
+    plan = group.settle([2, 3], SettleOutcome.REJECTED, number=1)
+    # What is dead is dead: nothing of it is lost, and nothing else is delivered.
+    assert [each.offset for each in plan.groups[0].copies] == [2, 3]
+    assert group.lease(1).answer.paused == DEAD_LETTERS
+    assert group.refused(group.settle([4], number=1)) == []
+    assert group.refused(group.settle([5], SettleOutcome.REJECTED, number=1)) == []
+    assert group.columns.low == 6
+
+    group.do(group.machine.pause(""))
+    assert group.offsets(1) == [7]
+    group.settle([6], SettleOutcome.REJECTED, number=2)
+    assert group.offsets(1) == [8]
+
+
+def test_dead_letters_count_for_a_minute_of_the_log():
+    group = Group(dead_rate=2)
+    group.offsets(6)
+    for second, offset in ((10, 0), (69, 1), (70, 2), (129, 3)):
+        group.machine.store_ms = second * 1_000
+        group.settle([offset], SettleOutcome.REJECTED, number=1)
+    assert group.offsets(1) == [6]
+    group.settle([4], SettleOutcome.REJECTED, number=1)
+    assert group.lease(1).answer.paused == DEAD_LETTERS
+
+
+def test_messages_whose_last_lease_has_ended_are_buried_before_the_pause():
+    group = Group(dead_rate=1, max_attempts=1, backoff_ms=(0,))
+    group.offsets(2)
+    group.now_ms = MINUTE
+    plan = group.lease(4)
+    assert [each.offset for each in plan.groups[0].copies] == [0, 1]
+    assert plan.answer.paused == DEAD_LETTERS
+    assert group.columns.low == group.columns.next == 2
+
+
+def test_a_pause_outlives_a_leader_and_keeps_its_first_reason():
+    group = Group()
+    group.offsets(1)
+    group.do(group.machine.pause(OPERATOR))
+    assert group.machine.pause(DEAD_LETTERS).groups == []
+    group.lead_again()
+    assert group.lease(1).answer.paused == OPERATOR
+    group.do(group.machine.pause(""))
+    group.lead_again()
+    assert group.table.groups["g"].paused == ""
+    assert group.offsets(1) == [1]
+
+
+def test_a_group_without_a_limit_is_not_paused():
+    group = Group(dead_rate=None)
+    group.offsets(64)
+    group.settle(list(range(64)), SettleOutcome.REJECTED)
+    assert group.offsets(1) == [64]
+
+
+def test_a_repeated_request_gets_its_lease_also_while_the_group_is_paused():
+    group = Group()
+    assert group.offsets(2) == [0, 1]
+    group.do(group.machine.pause(OPERATOR))
+    group.request -= 1
+    assert group.offsets(2) == [0, 1]
+
+
+def test_a_paused_group_without_queues_is_not_forgotten():
+    group = Group()
+    group.table.drop_topic(KEY[0])
+    group.do(group.machine.pause(OPERATOR))
+    assert group.machine.forget_idle(10 * MINUTE * 60).groups == []
+    group.do(group.machine.pause(""))
+    assert len(group.machine.forget_idle(20 * MINUTE * 60).groups) == 1
+
+
+# --- dead letters that go back --------------------------------------------------------------------
+
+
+def redrive(group: Group, offsets: list[int], settle: int, session: bytes = b"r") -> list[int]:
+    """Put messages back. Returns: those that are refused."""
+    item = SettleItem(0, KEY, offsets_of(offsets), SettleOutcome.ACKED)
+    found = {(KEY, each): Destination(("back", 0), 0) for each in range(100)}
+    request = SettleRequest(session, settle, [item])
+    plan = group.do(group.machine.redrive(request, found, group.now_ms))
+    copied = [each.offset for each in plan.groups[0].copies] if plan.groups else []
+    refused = group.refused(plan)
+    assert not plan.groups or sorted(copied + refused) == sorted(offsets)
+    return refused
+
+
+def test_messages_that_go_back_are_settled_and_the_others_wait():
+    group = Group()
+    assert redrive(group, [2, 4, 200], 1) == [200]
+    assert (group.columns.low, group.columns.next) == (0, 5)
+    assert group.columns.unsettled().tolist() == [0, 1, 3]
+    assert redrive(group, [0, 2, 3], 2) == [2]
+    # A repeated request gets its answer, and an old one none.
+    assert redrive(group, [0, 2, 3], 2) == [2]
+    assert redrive(group, [1], 1, session=b"other") == []
+    assert group.columns.low == 5
+    group.lead_again()
+    assert redrive(group, [1, 5], 3) == [1]
+    assert not group.table.groups["g"].leases
+
+
+def test_what_a_worker_has_does_not_go_back():
+    group = Group()
+    group.offsets(2)
+    assert redrive(group, [0, 1, 2], 1) == [0, 1]
+    group.settle([0, 1], number=1)
+    assert group.columns.low == 3
+
+
+def test_messages_that_were_passed_over_go_to_workers_all_the_same():
+    group = Group()
+    redrive(group, [1, 65, 66], 1)
+    # Those that went back are not waited for, wherever their places in the columns are.
+    found = group.offsets(100)
+    assert found[:64] == [0, *range(2, 65)]
+    assert not {1, 65, 66} & set(found)

@@ -18,6 +18,7 @@ from raymq.store.groups.leases.entries import (
     LeaseEntry,
     LengthEntry,
     NumberEntry,
+    PauseEntry,
     QueueEntry,
     ResetEntry,
     SessionEntry,
@@ -37,6 +38,7 @@ from raymq.store.groups.leases.offsets import (
     read_offsets,
 )
 from raymq.store.groups.leases.packing import pack, pack_checked, unpack
+from raymq.store.groups.leases.pauses import PAUSES
 from raymq.store.groups.leases.reader import PackedReader
 
 numbers = st.integers(min_value=0, max_value=1 << 40)
@@ -85,6 +87,7 @@ entries = st.one_of(
     st.builds(ForgetEntry, st.lists(sessions, max_size=4)),
     st.just(EndEntry()),
     st.builds(TimeEntry, numbers),
+    st.builds(PauseEntry, st.sampled_from(PAUSES)),
     st.builds(NumberEntry, numbers),
     st.builds(HeldEntry, numbers, sessions, small),
     st.builds(SessionEntry, sessions, numbers, numbers, numbers, st.lists(settled, max_size=3)),

@@ -17,10 +17,10 @@ from raymq.store.groups.leases import lease_machine
 from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.options import LeaseOptions
 from raymq.store.groups.leases.requests import LeaseRequest, SettleItem, SettleRequest, offsets_of
-from raymq.store.services.lease_copies import DEAD_HOLDER, DEAD_REASON
+from raymq.store.records.dead_letter import DEAD_HOLDER, DEAD_REASON
 from raymq.store.services.lease_offers import LOOK_OFFSETS_MIN, LeaseOffers, Wanted
 from raymq.store.services.leases import LeaseService
-from raymq.store.state.features import LEASES_LEVEL, feature_level
+from raymq.store.state.features import PAUSES_LEVEL, feature_level
 from raymq.store.state.topics import dlq_topic, retry_topic
 from tests.support.engine import Engine
 
@@ -291,7 +291,7 @@ def test_a_compacted_topic_is_not_leased(engine: Engine) -> None:
 
 def test_a_reset_notes_the_level_of_its_record(engine: Engine) -> None:
     LeaseService(engine.store).reset("g", KEY, 0)
-    assert feature_level(engine.store.state.progress) == LEASES_LEVEL
+    assert feature_level(engine.store.state.progress) == PAUSES_LEVEL
 
 
 def test_a_request_looks_at_few_messages(engine: Engine) -> None:

@@ -28,7 +28,7 @@ from raymq.store.groups.leases.requests import (
     offsets_of,
 )
 from raymq.store.records import properties, rows
-from raymq.store.services.lease_copies import DEAD_HOLDER, DEAD_REASON
+from raymq.store.records.dead_letter import DEAD_HOLDER, DEAD_REASON
 from raymq.store.services.lease_offers import KEY_PROPERTIES
 from raymq.store.services.leases import LeaseService
 from raymq.store.state.shard_state import INTERNAL_TOPIC, PROGRESS, bundle_range

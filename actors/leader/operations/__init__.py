@@ -6,6 +6,7 @@ topics     topics and their queues
 offsets    offsets of consumer groups, and messages that a group sends back
 retries    messages that clients put into the retry topics of their groups
 groups     heartbeats of members of consumer groups, and claims of queues
+dead_letters  dead letters of groups: how many, what they say, the way back
 leases     settlements of leased messages, and more time
 queries    messages by time, key and id
 timers     timers that are cancelled

@@ -178,6 +178,7 @@ def groups(leader: LeaderScope) -> dict[str, object]:
         "paused": [group for group in leader.groups.paused() if group in members],
         "with_offsets": sorted(with_offsets),
         "workers": sorted(leader.store.leases.groups),
+        "paused_workers": leader.leases.paused(),
     }
 
 

@@ -11,11 +11,12 @@ from raymq.actors.api.leases import (
     check_session,
     pack_refused,
 )
-from raymq.actors.api.operations import integer, operation, optional
+from raymq.actors.api.operations import flag, integer, operation, optional
 from raymq.actors.leader.lease_options import SharedOptions
 from raymq.store.base.errors import Rejected
 from raymq.store.base.format import check_group_name
 from raymq.store.groups.leases.options import LEASE_MS, LeaseOptions
+from raymq.store.groups.leases.pauses import OPERATOR
 from raymq.store.groups.leases.requests import SettleItem, SettleRequest
 from raymq.store.records.requests import MessageSelector
 from raymq.store.state.topics import QueueKey
@@ -73,13 +74,14 @@ def extend_leases(
 
 def group_leases(leader: LeaderScope, group: str) -> dict[str, object]:
     """How a group of workers stands in the queues of this shard: low mark, first offset that was never leased, messages
-    that are leased, and those that wait for their next delivery.
+    that are leased, and those that wait for their next delivery; and why it leases nothing here.
     """
     check_group_name(group)
     found: dict[str, dict[str, list[int]]] = {}
     for (topic, queue_id), each in leader.leases.describe(group).items():
         found.setdefault(topic, {})[str(queue_id)] = list(each)
-    return {"queues": found}
+    paused = leader.leases.paused().get(group, "")
+    return {"queues": found, "paused": paused}
 
 
 def release_leases(leader: LeaderScope, group: str, topic: str | None = None) -> dict[str, object]:
@@ -89,6 +91,13 @@ def release_leases(leader: LeaderScope, group: str, topic: str | None = None) ->
     """
     check_group_name(group)
     return {"released": leader.leases.release(group, topic)}
+
+
+def pause_leases(leader: LeaderScope, group: str, paused: bool) -> dict[str, object]:
+    """Let a group of workers lease nothing on this shard, or let it go on. What is leased may be settled."""
+    check_group_name(group)
+    leader.leases.pause(group, OPERATOR if paused else "")
+    return {}
 
 
 def _shared(options: LeaseOptions | None, wanted: MessageSelector | None) -> SharedOptions | None:
@@ -116,5 +125,6 @@ OPERATIONS = {
         group=call_arguments.check_name,
         topic=optional(call_arguments.check_name),
     ),
+    "pause_leases": operation(pause_leases, group=call_arguments.check_name, paused=flag),
     "group_leases": operation(group_leases, group=call_arguments.check_name),
 }

@@ -6,6 +6,7 @@ from raymq.actors.api.operations import merge
 
 from . import (
     commits,
+    dead_letters,
     groups,
     leases,
     offsets,
@@ -26,6 +27,7 @@ OPERATIONS = merge(
     retries.OPERATIONS,
     groups.OPERATIONS,
     leases.OPERATIONS,
+    dead_letters.OPERATIONS,
     queries.OPERATIONS,
     timers.OPERATIONS,
     transactions.OPERATIONS,

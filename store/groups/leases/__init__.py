@@ -5,6 +5,7 @@ requests        what a worker asks, and the answers
 request_checks  what of that the log can say
 offsets         offsets of a queue as ranges or as a bitmap
 reader          reads packed records
+pauses          why a group gets nothing
 entries         what the records LEASE and SETTLE say
 packing         these records as bytes
 queue_columns   one queue: how each offset between the low mark and the next one stands

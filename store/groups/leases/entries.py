@@ -122,6 +122,13 @@ class TimeEntry(NamedTuple):
     at_ms: int
 
 
+class PauseEntry(NamedTuple):
+    """The group leases nothing on this shard any longer, or does so again. Also of snapshots."""
+
+    #: for people; empty: it goes on, and its dead letters are counted from 0
+    reason: str
+
+
 # --- of snapshots ---------------------------------------------------------------------------------
 
 
@@ -173,6 +180,7 @@ Entry = (
     | ForgetEntry
     | EndEntry
     | TimeEntry
+    | PauseEntry
     | NumberEntry
     | HeldEntry
     | SessionEntry

@@ -16,6 +16,7 @@ from .entries import (
     HeldEntry,
     LeaseEntry,
     LengthEntry,
+    PauseEntry,
     QueueEntry,
     ResetEntry,
     SessionEntry,
@@ -31,6 +32,10 @@ from .queue_columns import OPEN, WAITING, QueueColumns
 #: about how many bytes of memory a lease takes with its deadline; its part in a queue, beside the offsets; a session;
 #: and a group of refused offsets, beside these
 _LEASE_BYTES, _PART_BYTES, _SESSION_BYTES, _REFUSED_BYTES = 600, 200, 400, 300
+
+
+#: dead letters are counted over so long
+DEAD_COUNTED_MS = 60_000
 
 
 @dataclass(slots=True)
@@ -73,6 +78,10 @@ class GroupLeases:
         self.counts: dict[SettleOutcome, int] = {}
         #: when the group was used last, as its records say, ms since 1970; 0: they are of a version that did not say it
         self.used_ms = 0
+        #: why it leases nothing; empty: it does
+        self.paused = ""
+        #: messages that have died since this store time, in the newest minute in which some did. Snapshots have neither
+        self._dead_since_ms = self._dead_count = 0
         #: bytes of what sessions were refused, and of the parts of leases
         self.refused_bytes = 0
         self._parts_bytes = 0
@@ -87,10 +96,14 @@ class GroupLeases:
     @property
     def is_held(self) -> bool:
         """Whether something would be lost with the group: a lease, a session, a message that waits, or one that is
-        settled above the low mark.
+        settled above the low mark; or a pause.
         """
         is_open = any(each.next > each.low for each in self.queues.values())
-        return is_open or bool(self.leases) or bool(self.sessions)
+        return is_open or bool(self.leases) or bool(self.sessions) or bool(self.paused)
+
+    def dead_within(self, at_ms: int) -> int:
+        """Messages that have died in the minute to which a store time belongs. It began with the first of them."""
+        return self._dead_count if at_ms - self._dead_since_ms < DEAD_COUNTED_MS else 0
 
     @property
     def in_flight(self) -> int:
@@ -133,6 +146,10 @@ class GroupLeases:
                     del self.sessions[session]
             case TimeEntry():
                 self.used_ms = max(self.used_ms, entry.at_ms)
+            case PauseEntry():
+                self.paused = entry.reason
+                if not entry.reason:
+                    self._dead_count = 0
             case HeldEntry():
                 self.leases[entry.number] = OpenLease(entry.session, entry.lease_ms)
             case SessionEntry():
@@ -166,10 +183,19 @@ class GroupLeases:
                 continue
             self._settle_group(group)
             self.counts[group.outcome] = self.counts.get(group.outcome, 0) + len(group.offsets)
+            if counts_as_dead(group.outcome):
+                self._count_dead(len(group.offsets))
         if entry.session:
             known = self.sessions.get(entry.session, NEW_SESSION)
             settled = known._replace(settle=entry.settle, refused=refused)
             self._note_session(entry.session, settled)
+
+    def _count_dead(self, count: int) -> None:
+        # The record began with its time.
+        before = self.dead_within(self.used_ms)
+        if not before:
+            self._dead_since_ms = self.used_ms
+        self._dead_count = before + count
 
     def _note_session(self, session: bytes, known: WorkerSession) -> None:
         before = self.sessions.get(session, NEW_SESSION)
@@ -243,6 +269,8 @@ class GroupLeases:
         """The whole state as entries: applied to an empty one, they make this one."""
         if self.used_ms:
             yield TimeEntry(self.used_ms)
+        if self.paused:
+            yield PauseEntry(self.paused)
         for number, lease in self.leases.items():
             yield HeldEntry(number, lease.session, lease.lease_ms)
         for session, known in self.sessions.items():
@@ -271,6 +299,11 @@ class GroupLeases:
                 lease = self.leases[number]
                 lease.open_count += len(found)
                 self._add_part(lease, entry.key, found)
+
+
+def counts_as_dead(outcome: SettleOutcome) -> bool:
+    """A message that dies counts, also one that is dropped: the simulation removes this rule."""
+    return outcome == SettleOutcome.DEAD
 
 
 def bytes_of(refused: Sequence[Settled]) -> int:

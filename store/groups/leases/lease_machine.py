@@ -7,7 +7,7 @@ all that is in the log is confirmed; without entries it also waits for a check t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from .entries import (
     LeasedPart,
     LeaseEntry,
     LengthEntry,
+    PauseEntry,
     ResetEntry,
     Settled,
     SettleEntry,
@@ -44,7 +45,8 @@ from .options import (
     MS_MAX,
     LeaseOptions,
 )
-from .queue_columns import ATTEMPTS_MAX, OPEN, QueueColumns
+from .pauses import DEAD_LETTERS
+from .queue_columns import ATTEMPTS_MAX, OPEN, WAITING, QueueColumns
 from .request_checks import (
     check_groups,
     check_key,
@@ -57,6 +59,7 @@ from .request_checks import (
 from .requests import (
     NO_SESSION,
     Copy,
+    Destination,
     ExtendAnswer,
     LeaseAnswer,
     Leased,
@@ -66,6 +69,7 @@ from .requests import (
     SettleAnswer,
     SettleItem,
     SettleRequest,
+    copy_to,
 )
 
 #: sessions of a shard
@@ -131,6 +135,8 @@ class LeaseMachine:
         #: a longer delay than the retry topic knows is waited for in place; so are messages that cannot be copied
         self.move_ms_max = MS_MAX
         self.unmovable: Set[tuple[QueueKey, int]] = frozenset()
+        #: the log's store time at the decision. Only the rate of dead letters depends on it
+        self.store_ms = 0
         self._draft = _Draft()
         self._times = LeaseTimes(self._group, options)
         self._times.activate(now_ms)
@@ -255,6 +261,8 @@ class LeaseMachine:
             return LeasePlan()
 
         self._times.advance(now_ms)
+        if self._group.paused:
+            return LeasePlan(answer=_paused(request, self._group.paused))
         plan, parts = LeasePlan(), []
         wanted = min(request.max_records, LEASE_OFFSETS_MAX)
         room = self.options.max_in_flight - self._in_flight
@@ -266,6 +274,12 @@ class LeaseMachine:
                 parts.append(part)
                 wanted -= len(part.taken)
                 room -= self._added(part)
+        if self._dies_too_fast(plan.entries):
+            # What is dead is buried. Before anything else is delivered, the group is paused.
+            plan.groups.append(AppendGroup([PauseEntry(DEAD_LETTERS)]))
+            plan.slots.clear()
+            plan.answer = _paused(request, DEAD_LETTERS)
+            return plan
 
         lease_ms = min(request.lease_ms or self.options.lease_ms, self.options.max_lease_ms)
         is_lease = any(len(part.taken) for part in parts)
@@ -280,6 +294,19 @@ class LeaseMachine:
             # It has the time.
             plan.groups.append(AppendGroup([]))
         return plan
+
+    def _dies_too_fast(self, entries: Sequence[Entry]) -> bool:
+        """Whether more messages have died within a minute than may, with those of entries that are not applied yet."""
+        if self.options.dead_rate is None:
+            return False
+        more = sum(
+            len(group.offsets)
+            for entry in entries
+            if isinstance(entry, SettleEntry)
+            for group in entry.groups
+            if group.outcome == SettleOutcome.DEAD
+        )
+        return self._group.dead_within(self.store_ms) + more > self.options.dead_rate
 
     def _repeated(self, request: LeaseRequest, number: int, now_ms: int) -> LeaseAnswer:
         """The answer to a repeated request: what is still open of its lease, whose time starts again."""
@@ -491,9 +518,12 @@ class LeaseMachine:
             if not request.session:
                 groups = [each for each in groups if each.outcome != SettleOutcome.REFUSED]
             if groups or request.session:
-                entry = SettleEntry(request.session, request.settle, groups)
+                entries: list[Entry] = [SettleEntry(request.session, request.settle, groups)]
+                has_dead = any(each.outcome == SettleOutcome.DEAD for each in groups)
+                if has_dead and not self._group.paused and self._dies_too_fast(entries):
+                    entries.append(PauseEntry(DEAD_LETTERS))
                 copies = draft.copies if self.options.has_dead_letters else draft.moved()
-                plan.groups.append(AppendGroup([entry], copies))
+                plan.groups.append(AppendGroup(entries, copies))
         return plan
 
     def _check_refused(self, groups: Sequence[Settled], session: WorkerSession) -> None:
@@ -619,6 +649,78 @@ class LeaseMachine:
             for offset in offsets.tolist()
         ]
 
+    # --- dead letters that go back ----------------------------------------------------------------
+
+    def redrive(
+        self,
+        request: SettleRequest,
+        found: Mapping[tuple[QueueKey, int], Destination],
+        now_ms: int,
+    ) -> LeasePlan:
+        """Lease messages, and settle them at once with a copy of each, all in one append group.
+
+        A message that is leased or settled already is refused, and so is one without a destination, one that cannot be
+        copied, and one beyond those that one step copies.
+        Args: `found`: (queue, offset) -> where it goes. The queues have begun. Raises: as `settle`.
+        """
+        items = checked_items(request)
+        session = self._note_use(request.session, now_ms)
+        if request.session and is_settled_before(request.settle, session.settle):
+            refused = [
+                RefusedOffsets(each.number, each.key, each.offsets) for each in session.refused
+            ]
+            return LeasePlan(answer=SettleAnswer(request.settle, refused))
+        if request.session and is_old(request.settle, session.settle):
+            return LeasePlan()
+
+        number = self._table.number + self._draft.numbers + 1
+        parts: list[LeasedPart] = []
+        groups: list[Settled] = []
+        copies: list[Copy] = []
+        for item in items:
+            taken = self._redriven_of(item, found, self.copies_max - len(copies))
+            left = item.offsets[np.isin(item.offsets, taken, assume_unique=True, invert=True)]
+            if len(left):
+                groups.append(Settled(SettleOutcome.REFUSED, 0, item.key, 0, left))
+            if not len(taken):
+                continue
+            first = self._group.queues[item.key].next
+            passed = np.arange(first, max(first, int(taken[-1])))
+            passed = passed[np.isin(passed, taken, assume_unique=True, invert=True)]
+            parts.append(LeasedPart(item.key, taken, NO_OFFSETS, passed, NO_OFFSETS))
+            groups.append(Settled(SettleOutcome.ACKED, number, item.key, 0, taken))
+            copies += [copy_to(item.key, each, found[item.key, each]) for each in taken.tolist()]
+
+        self._check_refused(groups, session)
+        entries: list[Entry] = [SettleEntry(request.session, request.settle, groups)]
+        if parts:
+            lease = LeaseEntry(number, NO_SESSION, 0, self.options.lease_ms, parts)
+            entries.insert(0, lease)
+        refused = [
+            RefusedOffsets(0, each.key, each.offsets)
+            for each in groups
+            if each.outcome == SettleOutcome.REFUSED
+        ]
+        answer = SettleAnswer(request.settle, refused)
+        return LeasePlan([AppendGroup(entries, copies)], answer)
+
+    def _redriven_of(
+        self, item: SettleItem, found: Mapping[tuple[QueueKey, int], Destination], most: int
+    ) -> OffsetColumn:
+        """The offsets of an item that are leased by none, not settled, and can be copied; the first ones."""
+        columns = self._group.queues.get(item.key)
+        if columns is None:
+            return NO_OFFSETS
+        offsets = item.offsets
+        is_fresh = (offsets >= columns.next) & (offsets < columns.low + self.options.window)
+        is_waiting = columns.inside(offsets) & (columns.status[columns.at(offsets)] == WAITING)
+        is_known = [
+            (item.key, each) in found and (item.key, each) not in self.unmovable
+            for each in offsets.tolist()
+        ]
+        is_left = (is_fresh | is_waiting) & np.array(is_known, np.bool_)
+        return np.asarray(offsets[is_left][: max(0, most)])
+
     # --- more time --------------------------------------------------------------------------------
 
     def extend(
@@ -720,6 +822,15 @@ class LeaseMachine:
             ]
         )
 
+    def pause(self, reason: str) -> LeasePlan:
+        """Lease nothing for a reason, or go on if there is none. Leases under way go on, and may be settled.
+
+        A group that is paused already keeps its reason.
+        """
+        if bool(reason) == bool(self._group.paused):
+            return LeasePlan()
+        return LeasePlan([AppendGroup([PauseEntry(reason)])])
+
     def forget_idle(self, now_ms: int) -> LeasePlan:
         """Forget sessions that hold nothing and were not used for an hour, and a group that has nothing else."""
         holding = {lease.session for lease in self._group.leases.values()}
@@ -730,7 +841,8 @@ class LeaseMachine:
             if session not in holding and now_ms - used_ms >= SESSION_IDLE_MS
         ]
         group = self._table.groups.get(self._name)
-        if group is not None and not group.queues and len(idle) == len(group.sessions):
+        is_empty = group is not None and not group.queues and not group.paused
+        if is_empty and len(idle) == len(self._group.sessions):
             return LeasePlan([AppendGroup([EndEntry()])])
         return LeasePlan([AppendGroup([ForgetEntry(idle)])]) if idle else LeasePlan()
 
@@ -769,8 +881,15 @@ class LeaseMachine:
             columns = self._group.queues[key]
             inside = columns.inside(offsets)
             columns.slot[columns.at(offsets[inside])] = slots[inside]
+
         for entry in plan.entries:
             if isinstance(entry, LeaseEntry):
+                is_settled = entry.number and entry.number not in self._group.leases
+                if is_settled:
+                    # It went back, with its lease.
+                    for part in entry.parts:
+                        self._times.wait(part.key, part.passed, now_ms)
+                    continue
                 self._note_lease(entry, now_ms)
             elif isinstance(entry, SettleEntry):
                 for group in entry.groups:
@@ -865,6 +984,11 @@ class _Settling:
     def moved(self) -> list[Copy]:
         """The copies without those of dead messages."""
         return [each for each in self.copies if each.outcome == SettleOutcome.MOVED]
+
+
+def _paused(request: LeaseRequest, reason: str) -> LeaseAnswer:
+    """The answer of a group that leases nothing: there is no message."""
+    return LeaseAnswer(request.request, 0, 0, (), reason)
 
 
 def _each_queue_once(offers: Sequence[Offer]) -> Iterable[Offer]:

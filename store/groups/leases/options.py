@@ -22,6 +22,8 @@ ATTEMPTS_MAX = 1_000
 #: how many delays a group may have, and the longest one
 BACKOFF_MAX = 100
 DELAY_MS_MAX = 7_200_000
+#: dead letters a minute
+DEAD_RATE_MAX = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class LeaseOptions:
     order: str = ""
     #: False: a message after its last attempt is dropped, and counted
     has_dead_letters: bool = True
+    #: messages that may die within a minute on this shard, by the log's store time. After more the group is paused;
+    #: None: no limit
+    dead_rate: int | None = 1_000
 
     def __post_init__(self) -> None:
         """Raises: Rejected for values that no record could say."""

@@ -23,6 +23,7 @@ from .entries import (
     LeaseEntry,
     LengthEntry,
     NumberEntry,
+    PauseEntry,
     QueueEntry,
     ResetEntry,
     SessionEntry,
@@ -33,6 +34,7 @@ from .entries import (
     TrimEntry,
 )
 from .offsets import pack_column, pack_offsets, read_column, read_offsets
+from .pauses import PAUSES
 from .reader import PackedReader
 
 #: the form of a record that this version writes
@@ -236,6 +238,17 @@ def _read_time(reader: PackedReader, topics: Sequence[str]) -> TimeEntry:
     return TimeEntry(reader.number())
 
 
+def _pack_pause(entry: PauseEntry, topics: _Topics) -> list[bytes]:
+    return [_text(entry.reason)]
+
+
+def _read_pause(reader: PackedReader, topics: Sequence[str]) -> PauseEntry:
+    entry = PauseEntry(reader.text())
+    if entry.reason not in PAUSES:
+        raise ValueError(f"a pause {entry.reason!r}")
+    return entry
+
+
 # --- snapshots ------------------------------------------------------------------------------------
 
 
@@ -303,6 +316,7 @@ _KINDS: tuple[tuple[int, type, Callable[..., list[bytes]], Callable[..., Any]], 
     (10, SessionEntry, _pack_known_session, _read_known_session),
     (11, QueueEntry, _pack_queue, _read_queue),
     (12, TimeEntry, _pack_time, _read_time),
+    (13, PauseEntry, _pack_pause, _read_pause),
 )
 _PACKERS: dict[type, tuple[int, Callable[..., list[bytes]]]] = {
     each: (kind, packer) for kind, each, packer, _ in _KINDS

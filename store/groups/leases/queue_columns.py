@@ -68,6 +68,16 @@ class QueueColumns:
         """Bytes of the columns."""
         return sum(each.nbytes for each in self._columns())
 
+    @property
+    def highest_attempts(self) -> int:
+        """The most deliveries of an offset that is not settled; 0: there is none. Any thread may read it."""
+        status, attempts = self.status, self.attempts
+        if len(status) != len(attempts):
+            # They are just made larger or smaller.
+            return 0
+        left = attempts[(status == OPEN) | (status == WAITING)]
+        return int(left.max()) if len(left) else 0
+
     def _columns(self) -> tuple[npt.NDArray[Any], ...]:
         return self.status, self.number, self.attempts, self.delay_ms, self.due_ms, self.slot
 

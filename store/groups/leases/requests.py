@@ -67,6 +67,8 @@ class LeaseAnswer(NamedTuple):
     #: the worker holds the messages for so long, counted from the sending of its request, less a tenth
     lease_ms: int
     parts: Sequence[Leased]
+    #: why the group leases nothing; empty: it does
+    paused: str = ""
 
 
 class SettleItem(NamedTuple):
@@ -114,12 +116,20 @@ class ExtendAnswer(NamedTuple):
     granted_ms: Mapping[int, int]
 
 
+class Destination(NamedTuple):
+    """Where a dead letter goes back to."""
+
+    key: QueueKey
+    #: how often topics of that name were deleted by then
+    generation: int
+
+
 class Copy(NamedTuple):
     """A message to copy, in the same append group as the record that settles it."""
 
     key: QueueKey
     offset: int
-    #: DEAD: to the dead letters. MOVED: to the retry topic
+    #: DEAD: to the dead letters. MOVED: to the retry topic. ACKED: to its destination
     outcome: SettleOutcome
     #: deliveries so far
     attempts: int
@@ -129,6 +139,13 @@ class Copy(NamedTuple):
     delay_ms: int = 0
     #: the session that had it last
     holder: bytes = NO_SESSION
+    #: of a dead letter that goes back
+    destination: Destination | None = None
+
+
+def copy_to(key: QueueKey, offset: int, destination: Destination) -> Copy:
+    """The copy of a dead letter that goes back. Its attempts begin again."""
+    return Copy(key, offset, SettleOutcome.ACKED, 0, "", destination=destination)
 
 
 def offsets_of(values: Any) -> OffsetColumn:

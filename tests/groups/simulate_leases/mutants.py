@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raymq.store.groups.leases import lease_machine, lease_times
+from raymq.store.groups.leases import group_leases, lease_machine, lease_times
 from raymq.store.groups.leases.entries import SettleOutcome
 from raymq.store.groups.leases.lease_machine import AppendGroup
 from raymq.store.groups.leases.packing import pack
@@ -135,6 +135,8 @@ BY_WALKS: list[tuple[str, Any, str, Any]] = [
     ("L12 a return takes the later ones along", lease_machine, "returns_later_ones", never),
     ("L12 also those that came too early", lease_machine._Settling, "name_items", does_nothing),
     ("L14 so many copies in one step", lease_machine._Settling, "postpone", never),
+    ("dead letters count", group_leases, "counts_as_dead", never),
+    ("a pause comes before the next lease", lease_machine.LeaseMachine, "_dies_too_fast", never),
     ("only what is permitted", QueueColumns, "permitted", permits_everything),
     ("clocks differ by a tenth", world, "believed_ms", whole_belief),
 ]

@@ -9,9 +9,11 @@ from raymq.store.groups.leases.entries import (
     ForgetEntry,
     LeaseEntry,
     LengthEntry,
+    PauseEntry,
     ResetEntry,
     SettleEntry,
     SettleOutcome,
+    TimeEntry,
     TrimEntry,
 )
 from raymq.store.groups.leases.group_leases import GroupLeases
@@ -61,6 +63,9 @@ class Reference:
     queues: dict[QueueKey, ReferenceQueue] = field(default_factory=dict)
     #: session -> request, number, settle, refused
     sessions: dict[bytes, tuple[int, int, int, tuple[object, ...]]] = field(default_factory=dict)
+    paused: str = ""
+    #: messages that died since it was resumed
+    dead: int = 0
     #: number -> session, length
     leases: dict[int, tuple[bytes, int]] = field(default_factory=dict)
 
@@ -83,6 +88,10 @@ class Reference:
             case LengthEntry():
                 session, _ = self.leases[entry.number]
                 self.leases[entry.number] = session, entry.lease_ms
+            case PauseEntry():
+                self.paused, self.dead = entry.reason, self.dead if entry.reason else 0
+            case TimeEntry():
+                pass
             case ForgetEntry():
                 for session in entry.sessions:
                     del self.sessions[session]
@@ -133,6 +142,7 @@ class Reference:
                     SettleOutcome.MOVED: queue.moved,
                 }
                 kinds[group.outcome].add(offset)
+                self.dead += group.outcome == SettleOutcome.DEAD
                 queue.settle(offset)
         if entry.session:
             request, number, _, _ = self.sessions.get(entry.session, (0, 0, 0, ()))
@@ -146,6 +156,8 @@ class Reference:
             wanted = queue.low, queue.next, queue.open, queue.waiting, attempts
             if found != wanted:
                 return key, found, wanted
+        if group.paused != self.paused:
+            return group.paused, self.paused
         sessions = {
             session: (
                 each.request,

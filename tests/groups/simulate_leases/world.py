@@ -20,6 +20,7 @@ from raymq.store.groups.leases.entries import (
     LeaseEntry,
     SettleEntry,
     SettleOutcome,
+    TimeEntry,
 )
 from raymq.store.groups.leases.lease_machine import AppendGroup, LeaseMachine, LeasePlan
 from raymq.store.groups.leases.lease_table import LeaseTable
@@ -78,6 +79,8 @@ class Bounds:
     max_in_flight: int = 100
     max_attempts: int | None = 2
     max_lease_ms: int = 60_000
+    #: messages that may die within a minute
+    dead_rate: int | None = None
     #: messages that one step copies
     copies: int = 64
     #: after a lease whose time is over
@@ -106,6 +109,7 @@ class Bounds:
             max_attempts=self.max_attempts,
             backoff_ms=(self.backoff_ms,),
             order=self.order,
+            dead_rate=self.dead_rate,
         )
 
 
@@ -319,6 +323,7 @@ class World:
 
     def decide(self, machine: LeaseMachine, table: LeaseTable, message: Message) -> LeasePlan:
         session, now_ms = message.session.encode(), self.now_ms
+        machine.store_ms = now_ms
         match message.kind:
             case "lease":
                 request = LeaseRequest(session, message.request, self.bounds.batch)
@@ -364,7 +369,8 @@ class World:
 
     def append_group(self, group: AppendGroup) -> None:
         need(len(group.copies) <= self.bounds.copies, "L14: too many copies in one step", group)
-        self.write(pack(GROUP, group.entries), tuple(group.copies))
+        time = [] if self.bounds.dead_rate is None else [TimeEntry(self.now_ms)]
+        self.write(pack(GROUP, [*time, *group.entries]), tuple(group.copies))
 
     def write(self, body: bytes, copies: tuple[Copy, ...]) -> None:
         """Append one record, and apply it as read from the log."""
@@ -410,6 +416,11 @@ class World:
                     "J12: two leases of one request",
                     entry,
                 )
+        is_lease = any(len(part.taken) for part in entry.parts)
+        need(not is_lease or not self.reference.paused, "J16: leased while paused", entry)
+        most = self.bounds.dead_rate
+        is_over = is_lease and most is not None and self.reference.dead > most
+        need(not is_over, "J16: leased after too many have died", self.reference.dead)
         for part in entry.parts:
             queue = self.reference.queues[part.key]
             for offset in part.taken.tolist():
@@ -525,6 +536,10 @@ class World:
             offsets = self.machine.without_keys(key)
             if len(offsets):
                 self.machine.note_keys(key, offsets, self.slots(offsets))
+
+    def resume(self) -> None:
+        """An operator lets the group go on."""
+        self.append(self.machine.pause(""))
 
     def trim(self, queue: int) -> None:
         """Retention deletes the first message that is left."""
@@ -768,6 +783,8 @@ class World:
                 found.append(Event(0.6, "crash", (end,)))
         if left["tick"]:
             found.append(Event(2, "tick"))
+        if self.reference.paused:
+            found.append(Event(0.5, "resume"))
         if left["trim"]:
             for queue in range(self.bounds.queues):
                 if self.min_offset[queue] < self.bounds.messages:
@@ -909,7 +926,7 @@ class World:
 
 
 def _heals(event: Event) -> bool:
-    return event.kind in ("deliver", "confirm", "lease", "again", "resettle") or (
+    return event.kind in ("deliver", "confirm", "lease", "again", "resettle", "resume") or (
         event.kind == "ack" and event.arguments[1] == "all"
     )
 

@@ -23,6 +23,13 @@ WORLDS = {
     "a narrow window": replace(LONG, window=4, max_in_flight=3),
     "two queues": replace(LONG, queues=2, messages=4, max_in_flight=5),
     "a filter": replace(LONG, messages=9, filtered=3, max_attempts=None),
+    # A run lasts less than a minute.
+    "few may die": replace(
+        LONG,
+        dead_rate=1,
+        max_attempts=1,
+        faults=(*(each for each in LONG.faults if each[0] != "reject"), ("reject", 6)),
+    ),
     "clocks that differ": replace(LONG, rates=(0.95, 1.05)),
     "leases that end": replace(LONG, max_lease_ms=3_000),
     "one copy a step": replace(LONG, copies=1, batch=4),
