@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import ray
+from raymq.cluster.deploy.ray_release import installed
 
 try:
     from ray.serve.schema import TaskProcessorAdapter, TaskProcessorConfig, TaskResult
 except ImportError as error:
     raise ImportError(
-        f"task consumers need Ray Serve of 2.51 or newer, and this is Ray {ray.__version__}: "
+        f"task consumers need Ray Serve of 2.51 or newer, and this is Ray {installed()}: "
         "pip install -U 'ray[serve]'"
     ) from error
 
