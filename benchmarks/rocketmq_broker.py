@@ -36,7 +36,8 @@ osPageCacheBusyTimeOutMills=5000
 maxTransferCountOnMessageInMemory={rows}
 maxTransferBytesOnMessageInMemory=4194304
 """
-SOURCE = Path(__file__).parent / "java" / "RocketBench.java"
+JAVA = Path(__file__).parent / "java"
+SOURCES = (JAVA / "RocketBench.java", JAVA / "PopBench.java")
 #: a client gives up a batch after so long
 TIMEOUT_S = 300
 
@@ -63,6 +64,15 @@ class Servers(NamedTuple):
         )
         lines = (line.split() for line in done.stdout.splitlines())
         return {words[0]: float(words[1]) for words in lines if len(words) == 2}
+
+    def popped_rate(self, count: int, *, threads: int, body_bytes: int) -> float:
+        """Messages a second that a push consumer pops and acknowledges, each by itself, with so many threads."""
+        words = [*self.java, "-Xmx2g", "PopBench", self.names]
+        words += map(str, (count, threads, body_bytes))
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT_S
+        )
+        return float(done.stdout.splitlines()[-1])
 
 
 @contextlib.contextmanager
@@ -113,6 +123,6 @@ def _compiled(cache: Path) -> tuple[Path, oracle.Program]:
     classes = cache / "bench"
     classes.mkdir(exist_ok=True)
     words = [oracle.find("javac"), "--release", "17", "-XDsuppressNotes", "-proc:none"]
-    words += ["-d", str(classes), "-cp", program.class_path, str(SOURCE)]
+    words += ["-d", str(classes), "-cp", program.class_path, *map(str, SOURCES)]
     subprocess.run(words, check=True)
     return classes, program

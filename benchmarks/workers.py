@@ -4,7 +4,8 @@
              topic in batches of 500 and commit each; and the bytes of log that leases and acknowledgements take. With
              Java and Maven also eight consumers of a share group of Kafka
     single   64 threads of a program lease and acknowledge one message at a time, beside the durable puts of 64 threads,
-             and beside 64 threads of a Celery worker on Redis, if both are installed
+             and beside 64 threads of a Celery worker on Redis, and of a push consumer of RocketMQ in POP mode, where
+             these are installed
     alone    one worker takes one message at a time, beside the put of one message
 
 Messages have 100 bytes, on one shard. Each acknowledgement is durable before its call returns. Each figure is a median
@@ -24,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import raymq
-from benchmarks import celery_peer, kafka_share_peer
+from benchmarks import celery_peer, kafka_share_peer, rocketmq_broker
 from benchmarks.floors import at_least, at_most
 from benchmarks.limits import await_prewritten, batch_of, cpu_s, started
 from benchmarks.rounds import Rounds, Row, in_turn, run
@@ -201,6 +202,11 @@ def measure(options: argparse.Namespace, rounds: Rounds) -> None:
                     tasks = 2_000 if options.quick else 5_000
                     found = celery_peer.rate(options.directory / "celery", tasks, THREADS)
                     rounds.note("celery_per_s", found)
+                if rocketmq_broker.is_installed():
+                    tasks = 10_000 if options.quick else 30_000
+                    with rocketmq_broker.servers(options.directory, True) as peer:
+                        found = peer.popped_rate(tasks, threads=THREADS, body_bytes=BODY_BYTES)
+                    rounds.note("pop_per_s", found)
             if "alone" in options.only:
                 measure_alone(cluster, rounds, "jobs", 200 if options.quick else 1_000)
 
@@ -220,6 +226,7 @@ ROWS = [
     Row("  p50 (p99)", "single_p50_ms", "puts_p50_ms", "puts", at_most(3)),
     Row("  CPU of the leader", "single_leader_us"),
     Row("  beside a worker of Celery on Redis", "single_per_s", "celery_per_s", "Celery"),
+    Row("  beside a consumer of RocketMQ 5.3.3 in POP mode", "single_per_s", "pop_per_s", "POP"),
     Row("one put", "put_ms"),
     Row("one message leased and acknowledged", "take_ms", "put_ms", "put"),
 ]

@@ -1,9 +1,10 @@
 """A program that works on messages of a group, in a process of its own, and writes down what it did.
 
-    python -m tests.support.lease_worker URL TOPIC GROUP FILE LEASE_S
+    python -m tests.support.lease_worker URL TOPIC GROUP FILE LEASE_S WORK_S
 
 Each line of FILE is flushed: `got QUEUE OFFSET ATTEMPTS` for a message, `acked QUEUE OFFSET ATTEMPTS` when its
-settlement was answered, `fenced QUEUE OFFSET ATTEMPTS` when its lease was lost, and `failed` for other errors.
+settlement was answered, `fenced QUEUE OFFSET ATTEMPTS` when its lease was lost, and `failed` for other errors. The work
+on a message takes WORK_S.
 """
 
 from __future__ import annotations
@@ -14,12 +15,9 @@ import threading
 import raymq
 from raymq.store.base.errors import Fenced, RayMQError
 
-#: how long the work on a message takes
-WORK_S = 0.005
-
 
 def main() -> None:
-    url, topic, group, path, lease_s = sys.argv[1:]
+    url, topic, group, path, lease_s, work_s = sys.argv[1:]
     with (
         open(path, "a", buffering=1) as lines,
         raymq.connect(url) as cluster,
@@ -32,7 +30,7 @@ def main() -> None:
                     continue
                 place = message.queue_id, message.offset, message.attempts
                 print("got", *place, file=lines)
-                threading.Event().wait(WORK_S)
+                threading.Event().wait(float(work_s))
                 try:
                     message.ack()
                     print("acked", *place, file=lines)
