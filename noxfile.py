@@ -139,6 +139,23 @@ def simulate_groups(session: nox.Session) -> None:
 
 
 @nox.session
+def workers(session: nox.Session) -> None:
+    """Workers and transactions in bad cases on real Ray: a million messages with 50 kills, twice; 200 workers stop."""
+    session.install("-e", ".[dev]")
+    session.run(
+        *("python", "-m", "pytest", "-s"),
+        *("tests/ray/test_exactly_once.py", "tests/ray/test_worker_faults.py"),
+        *("--timeout", "3600", *session.posargs),
+        env={
+            "RAYMQ_ONCE_MESSAGES": os.environ.get("RAYMQ_ONCE_MESSAGES", "1000000"),
+            "RAYMQ_ONCE_KILLS": os.environ.get("RAYMQ_ONCE_KILLS", "50"),
+            "RAYMQ_WORKER_STOPS": os.environ.get("RAYMQ_WORKER_STOPS", "200"),
+            "RAYMQ_WORKER_LEASED": os.environ.get("RAYMQ_WORKER_LEASED", "1000000"),
+        },
+    )
+
+
+@nox.session
 def groups(session: nox.Session) -> None:
     """Consumer groups in bad cases on real Ray, and a filter that never matches over ten million messages.
 
