@@ -29,8 +29,13 @@ class LeaseOwner(Protocol):
 
     shard: int
 
-    def settle(self, items: Sequence[SettleItem], lease: HeldLease) -> ChainedFuture[None]:
-        """Settle messages of a lease. The future ends when that is durable. Raises: Rejected after the end."""
+    def settle(
+        self, items: Sequence[SettleItem], lease: HeldLease, *, is_awaited: bool = False
+    ) -> ChainedFuture[None]:
+        """Settle messages of a lease. The future ends when that is durable.
+
+        Args: `is_awaited`: the caller calls `result_of` next. Raises: Rejected after the end.
+        """
 
     def result_of(self, future: ChainedFuture[None]) -> Future[None] | None:
         """What a settlement returns: None, when it is durable; the future, if settlements are pipelined.

@@ -147,18 +147,20 @@ class LeasedMessage(ReceivedMessage):
             )
         return part, row
 
-    def _begin(self, verdict: SettleOutcome, delay_ms: int | None = None) -> ChainedFuture[None]:
-        """Settle the message. Returns: a future that ends when that is durable."""
+    def _begin(
+        self, verdict: SettleOutcome, delay_ms: int | None = None, *, is_awaited: bool = False
+    ) -> ChainedFuture[None]:
+        """Settle the message. Returns: a future that ends when that is durable. Args: as of `LeaseOwner.settle`."""
         part, row = self._unsettled()
         offset = part.offsets[row : row + 1]
         item = SettleItem(part.lease.number, part.key, offset, verdict, delay_ms)
-        future = part.lease.owner.settle([item], part.lease)
+        future = part.lease.owner.settle([item], part.lease, is_awaited=is_awaited)
         part.is_settled[row] = True
         return future
 
     def _result(self, verdict: SettleOutcome, delay_ms: int | None = None) -> Future[None] | None:
         owner = self._held()[0].lease.owner
-        return owner.result_of(self._begin(verdict, delay_ms))
+        return owner.result_of(self._begin(verdict, delay_ms, is_awaited=True))
 
 
 class AsyncLeasedMessage(LeasedMessage):
@@ -315,13 +317,13 @@ class LeasedBatch:
     def _result(
         self, verdict: SettleOutcome, mask: Any, delay_ms: int | None = None
     ) -> Future[None] | None:
-        future = self._begin(verdict, mask, delay_ms)
+        future = self._begin(verdict, mask, delay_ms, is_awaited=True)
         if future is None or self._part is None:
             return None
         return self._part.lease.owner.result_of(future)
 
     def _begin(
-        self, verdict: SettleOutcome, mask: Any, delay_ms: int | None
+        self, verdict: SettleOutcome, mask: Any, delay_ms: int | None, *, is_awaited: bool = False
     ) -> ChainedFuture[None] | None:
         """Settle messages. Returns: a future that ends when that is durable; None: there are none."""
         part = self._part
@@ -332,7 +334,7 @@ class LeasedBatch:
             return None
         lease = part.lease
         item = SettleItem(lease.number, part.key, part.offsets[rows], verdict, delay_ms)
-        future = lease.owner.settle([item], lease)
+        future = lease.owner.settle([item], lease, is_awaited=is_awaited)
         part.is_settled[rows] = True
         return future
 

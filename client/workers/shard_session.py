@@ -34,6 +34,8 @@ from .shard_settles import ShardSettles, lost_error, unanswered
 from .worker_state import WorkerState
 from .workers_config import WorkersConfig
 
+#: callers that wait for less leave the sending of their settlements to the thread
+CALLER_TIMEOUT_MS = 10_000
 #: how long `extend` of one message may take
 EXTEND_TIMEOUT_S = 10.0
 
@@ -116,9 +118,17 @@ class ShardSession:
 
     # --- held.LeaseOwner --------------------------------------------------------------------------
 
-    def settle(self, items: Sequence[SettleItem], lease: HeldLease) -> ChainedFuture[None]:
+    def settle(
+        self, items: Sequence[SettleItem], lease: HeldLease, *, is_awaited: bool = False
+    ) -> ChainedFuture[None]:
         """See `held.LeaseOwner`."""
-        future = self._settles.add(items)
+        waits = (
+            is_awaited
+            and self._state.settle_mode == "wait"
+            # A caller that sends cannot stop waiting sooner than a silent shard is left.
+            and self._config.unavailable_timeout_ms >= CALLER_TIMEOUT_MS
+        )
+        future = self._settles.add(items, is_awaited=waits)
         count = sum(len(each.offsets) for each in items)
         future.add_done_callback(partial(self._note_settled, lease, count))
         return future
@@ -142,6 +152,8 @@ class ShardSession:
         if self._state.settle_mode == "pipelined":
             return future
         timeout_ms = self._config.unavailable_timeout_ms
+        if not future.done() and timeout_ms >= CALLER_TIMEOUT_MS:
+            self._settles.send_here()
         if not future.done():
             future.await_end(timeout_ms / 1000)
         if not future.done():

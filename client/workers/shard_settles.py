@@ -1,4 +1,4 @@
-"""Settles messages at one shard, with one thread: what waits goes together, and one call is under way at a time."""
+"""Settles messages at one shard: what waits goes together, and one call is under way at a time."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from raymq.store.state.topics import QueueKey
 
 #: after a call that failed
 RETRY_S = 0.2
+#: after a call of so few settlements a caller sends its own
+FEW = 2
 #: items of one call: offsets of one lease and queue with one verdict
 ITEMS_MAX = 4_096
 #: offsets that an error names
@@ -37,11 +39,19 @@ class _Pending(NamedTuple):
     future: ChainedFuture[None]
 
 
+class _Call(NamedTuple):
+    """Settlements that go together, under a number of the session."""
+
+    arguments: Mapping[str, object]
+    taken: Sequence[_Pending]
+
+
 class ShardSettles:
-    """The settlements of one session. Threads: any may call; one sends.
+    """The settlements of one session. Threads: any may call.
 
     A call is repeated under its number until it is answered: its session has one under way at a time, so that a
-    repeated one gets its first answer.
+    repeated one gets its first answer. A thread of its own sends what waits together. A program that settles one
+    message after the other sends each by itself, which saves two changes of threads.
     """
 
     def __init__(self, routes: Routes, shard: int, arguments: Mapping[str, object]) -> None:
@@ -50,25 +60,36 @@ class ShardSettles:
         self._shard = shard
         self._group = str(arguments["group"])
         self._arguments = arguments
-        self._changed = threading.Condition()
+
+        self._lock = threading.Lock()
+        #: wakes the thread
+        self._work = threading.Condition(self._lock)
+        #: wakes those that wait for the end of what is under way
+        self._idle = threading.Condition(self._lock)
         self._pending: deque[_Pending] = deque()
         self._number = 0
+        #: a call is under way, of the thread or of a caller
         self._is_sending = False
+        #: how many settlements the last call had
+        self._last_count = 0
+        #: a call of a caller that got no answer: the thread repeats it
+        self._unanswered: _Call | None = None
         self._ends = False
         #: calls that fail are not repeated any more
         self._gives_up = False
-        #: the thread's. Under the lock others may break it
+        #: of the call under way. Under the lock others may break it
         self._stream: LeaseStream | None = None
         #: started with the first settlement
         self._thread: ClientThread | None = None
 
-    def add(self, items: Sequence[SettleItem]) -> ChainedFuture[None]:
+    def add(self, items: Sequence[SettleItem], *, is_awaited: bool = False) -> ChainedFuture[None]:
         """Settle messages. Returns: a future that ends when that is durable, or with Fenced naming what was lost.
 
+        Args: `is_awaited`: the caller calls `send_here` next.
         Raises: Rejected after the end.
         """
         future: ChainedFuture[None] = ChainedFuture()
-        with self._changed:
+        with self._lock:
             if self._ends:
                 raise Rejected(
                     "the workers are closed: their messages are not settled any more, and others get them",
@@ -79,25 +100,44 @@ class ShardSettles:
             if self._thread is None:
                 self._thread = ClientThread(self._run, f"raymq-settles-{self._shard}")
                 self._thread.start()
-            self._changed.notify_all()
+            if not self._is_sending and not (is_awaited and self._last_count <= FEW):
+                self._work.notify()
         return future
+
+    def send_here(self) -> None:
+        """Send what waits in this thread, unless another one sends or many callers settle at the same time.
+
+        It ends with the answer, or when there is none: then the thread goes on.
+        """
+        with self._lock:
+            if self._is_sending or not self._pending or self._last_count > FEW or self._gives_up:
+                return
+            call = self._next_call()
+        try:
+            self._try(call)
+        except BaseException as error:
+            with self._lock:
+                self._unanswered = call
+                self._work.notify()
+            if not isinstance(error, RayMQError):
+                raise
 
     def flush(self, timeout_s: float, arguments: Mapping[str, object]) -> None:
         """Wait for what is under way, for so long at most. Args: `arguments`: of the calls after that."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._pending and not self._is_sending, timeout_s)
+        with self._lock:
+            self._idle.wait_for(self._is_idle, timeout_s)
             self._arguments = arguments
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, for so long at most. What has no answer then may be settled or not."""
-        with self._changed:
+        with self._lock:
             self._ends = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._pending and not self._is_sending, timeout_s)
+            self._work.notify()
+            self._idle.wait_for(self._is_idle, timeout_s)
             self._gives_up = True
             if self._stream is not None:
                 self._stream.abort()
-            self._changed.notify_all()
+            self._work.notify()
         if self._thread is not None:
             join_at_close(self._thread, self._routes.transport)
 
@@ -105,34 +145,38 @@ class ShardSettles:
         """Let the thread end. No lock is taken: the collector calls it anywhere."""
         self._ends = self._gives_up = True
 
+    def _is_idle(self) -> bool:
+        return not self._pending and not self._is_sending
+
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._pending and not self._ends:
-                    self._changed.wait(1.0)
-                if not self._pending:
-                    break
-                taken = self._take()
-                self._is_sending = True
-
+        while (call := self._await_call()) is not None:
             try:
-                refused = self._send(_gathered(taken))
+                self._repeat(call)
             except BaseException as error:
                 # Without an answer its caller would wait for ever.
                 fault = error if isinstance(error, RayMQError) else Bug(f"settle: {error!r}")
-                for each in taken:
-                    each.future.set_exception(fault)
-            else:
-                for each in taken:
-                    self._finish(each, refused)
-            wake_callers([each.future for each in taken])
-
-            with self._changed:
-                self._is_sending = False
-                self._changed.notify_all()
+                self._end_call(call, fault)
         self._leave_stream()
+
+    def _await_call(self) -> _Call | None:
+        """The next call; None at the end."""
+        with self._lock:
+            while self._unanswered is None and (self._is_sending or not self._pending):
+                if self._ends and self._is_idle():
+                    return None
+                self._work.wait(1.0)
+            call, self._unanswered = self._unanswered, None
+            return self._next_call() if call is None else call
+
+    def _next_call(self) -> _Call:
+        """The call of what waits, which begins. Needs the lock."""
+        taken = self._take()
+        self._is_sending = True
+        self._number += 1
+        items = pack_items(_gathered(taken))
+        return _Call({**self._arguments, "settle": self._number, "items": items}, taken)
 
     def _take(self) -> list[_Pending]:
         """What goes with the next call. Needs the lock."""
@@ -152,41 +196,62 @@ class ShardSettles:
             taken.append(self._pending.popleft())
         return taken
 
-    def _send(self, items: Sequence[SettleItem]) -> list[RefusedOffsets]:
-        """One call, until it is answered. Raises: the shard's error; Unavailable, DeliveryUnknown at the end."""
-        self._number += 1
-        arguments = {
-            **self._arguments,
-            "settle": self._number,
-            "items": pack_items(items),
-        }
+    def _repeat(self, call: _Call) -> None:
+        """Send a call until it is answered. Raises: the shard's error; Unavailable, DeliveryUnknown at the end."""
         while True:
             try:
-                return unpack_refused(self._open_stream().settle(arguments)["refused"])
+                self._try(call)
+                return
             except RayMQError as error:
                 if self._gives_up or not (error.retriable or moved(error)):
                     raise
-                self._leave_stream()
             if self._routes.fails_over and self._routes.knows_next(self._shard):
                 continue
-            with self._changed:
-                self._changed.wait_for(lambda: self._gives_up, RETRY_S)
+            with self._lock:
+                self._work.wait_for(lambda: self._gives_up, RETRY_S)
             self._routes.refresh()
+
+    def _try(self, call: _Call) -> None:
+        """Send a call once, and end its settlements. Raises: RayMQError: there is no answer."""
+        try:
+            answer = self._open_stream().settle(call.arguments)
+        except BaseException:
+            self._leave_stream()
+            raise
+        self._end_call(call, unpack_refused(answer["refused"]))
 
     def _open_stream(self) -> LeaseStream:
         """The stream to the leader. Raises: RayMQError."""
         stream = self._stream or self._routes.fetch_stream(self._shard)
-        with self._changed:
+        with self._lock:
             self._stream = stream
             if self._gives_up:
                 raise Unavailable("the workers are closed", shard=self._shard)
         return stream
 
     def _leave_stream(self) -> None:
-        with self._changed:
+        with self._lock:
             stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+
+    def _end_call(self, call: _Call, outcome: Sequence[RefusedOffsets] | RayMQError) -> None:
+        """End the settlements of a call."""
+        futures = [each.future for each in call.taken]
+        if isinstance(outcome, RayMQError):
+            for future in futures:
+                future.set_exception(outcome)
+        else:
+            for each in call.taken:
+                self._finish(each, outcome)
+
+        with self._lock:
+            self._is_sending = False
+            self._last_count = len(futures)
+            if self._pending or self._ends:
+                self._work.notify()
+            self._idle.notify_all()
+        wake_callers(futures)
 
     def _finish(self, pending: _Pending, refused: Iterable[RefusedOffsets]) -> None:
         lost: dict[QueueKey, list[OffsetColumn]] = {}
