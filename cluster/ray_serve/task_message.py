@@ -53,7 +53,7 @@ def task_of(message: ReceivedMessage, usual: Codec) -> Task:
     except Exception as error:
         raise NotATask(f"the body is not {codec.name}: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("task"), str):
-        raise NotATask('the body is no table with the field "task", the name of a handler')
+        raise NotATask('the body needs to be a table with the field "task", the name of a handler')
 
     args, kwargs = fields.get("args") or [], fields.get("kwargs") or {}
     if not isinstance(args, list | tuple):

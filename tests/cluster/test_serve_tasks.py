@@ -168,7 +168,7 @@ def test_failed_and_unprocessable_tasks_go_to_the_topics_of_the_configuration(
         unprocessable_task_queue_name=unprocessable,
     )
     task = adapter.enqueue_task_sync("fail")
-    other = adapter.enqueue_task_sync("nobody-handles-it")
+    other = adapter.enqueue_task_sync("not-handled")
     with served.cluster.producer() as producer:
         producer.send(queue, b"\xff\xfe").result(30)
     until(lambda: outcomes(adapter) == {"given up": 1, "unprocessable": 2}, pause)
@@ -177,9 +177,7 @@ def test_failed_and_unprocessable_tasks_go_to_the_topics_of_the_configuration(
     assert message.index_keys == (task.id,)
     assert message.properties["error"] == "KeyError: 'x'"
     errors = [each.properties["error"] for each in read_all(served, unprocessable)]
-    assert any(
-        "no handler is named 'nobody-handles-it'; there are: fail" in each for each in errors
-    )
+    assert any("no handler is named 'not-handled'; there are: fail" in each for each in errors)
     assert any("the body is not msgpack" in each for each in errors)
     assert adapter.get_task_status_sync(other.id).status == "PENDING"
     assert served.cluster.describe_topic(dlq_topic(queue))["messages"] == 0

@@ -144,8 +144,8 @@ def test_each_message_has_one_result_while_programs_and_leaders_are_killed(
     assert found.keys() == wanted, "a message has no result"
     assert set(found.values()) == {1}, "a message has two results"
     # The last words of the program that was killed may be missing.
-    told = sum(each.committed() for each in programs)
-    assert found.total() - BATCH <= told <= found.total()
+    known = sum(each.committed() for each in programs)
+    assert found.total() - BATCH <= known <= found.total()
 
 
 def test_a_leader_that_dies_before_its_answer_answers_by_its_successor(
