@@ -68,8 +68,8 @@ class ShardSettles:
         self._idle = threading.Condition(self._lock)
         self._pending: deque[_Pending] = deque()
         self._number = 0
-        #: a call is under way, of the thread or of a caller
-        self._is_sending = False
+        #: the call under way, of the thread or of a caller
+        self._under_way: _Call | None = None
         #: how many settlements the last call had
         self._last_count = 0
         #: a call of a caller that got no answer: the thread repeats it
@@ -100,7 +100,7 @@ class ShardSettles:
             if self._thread is None:
                 self._thread = ClientThread(self._run, f"raymq-settles-{self._shard}")
                 self._thread.start()
-            if not self._is_sending and not (is_awaited and self._last_count <= FEW):
+            if self._under_way is None and not (is_awaited and self._last_count <= FEW):
                 self._work.notify()
         return future
 
@@ -110,15 +110,19 @@ class ShardSettles:
         It ends with the answer, or when there is none: then the thread goes on.
         """
         with self._lock:
-            if self._is_sending or not self._pending or self._last_count > FEW or self._gives_up:
+            is_busy = self._under_way is not None or self._last_count > FEW
+            if is_busy or not self._pending or self._gives_up:
                 return
             call = self._next_call()
         try:
             self._try(call)
         except BaseException as error:
             with self._lock:
-                self._unanswered = call
-                self._work.notify()
+                # Ctrl-C may come after its end.
+                if self._under_way is call:
+                    self._unanswered = call
+                    self._work.notify()
+            wake_callers([each.future for each in call.taken if each.future.done()])
             if not isinstance(error, RayMQError):
                 raise
 
@@ -146,7 +150,7 @@ class ShardSettles:
         self._ends = self._gives_up = True
 
     def _is_idle(self) -> bool:
-        return not self._pending and not self._is_sending
+        return not self._pending and self._under_way is None
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -163,7 +167,7 @@ class ShardSettles:
     def _await_call(self) -> _Call | None:
         """The next call; None at the end."""
         with self._lock:
-            while self._unanswered is None and (self._is_sending or not self._pending):
+            while self._unanswered is None and (self._under_way is not None or not self._pending):
                 if self._ends and self._is_idle():
                     return None
                 self._work.wait(1.0)
@@ -173,10 +177,11 @@ class ShardSettles:
     def _next_call(self) -> _Call:
         """The call of what waits, which begins. Needs the lock."""
         taken = self._take()
-        self._is_sending = True
         self._number += 1
         items = pack_items(_gathered(taken))
-        return _Call({**self._arguments, "settle": self._number, "items": items}, taken)
+        call = _Call({**self._arguments, "settle": self._number, "items": items}, taken)
+        self._under_way = call
+        return call
 
     def _take(self) -> list[_Pending]:
         """What goes with the next call. Needs the lock."""
@@ -238,15 +243,17 @@ class ShardSettles:
     def _end_call(self, call: _Call, outcome: Sequence[RefusedOffsets] | RayMQError) -> None:
         """End the settlements of a call."""
         futures = [each.future for each in call.taken]
-        if isinstance(outcome, RayMQError):
-            for future in futures:
-                future.set_exception(outcome)
-        else:
-            for each in call.taken:
+        for each in call.taken:
+            # An earlier try was interrupted while it ended them.
+            if each.future.done():
+                continue
+            if isinstance(outcome, RayMQError):
+                each.future.set_exception(outcome)
+            else:
                 self._finish(each, outcome)
 
         with self._lock:
-            self._is_sending = False
+            self._under_way = None
             self._last_count = len(futures)
             if self._pending or self._ends:
                 self._work.notify()

@@ -59,6 +59,7 @@ class LagAutoscalingPolicy:
         """Ask the cluster from the first decision on."""
         check_text("queue_name", queue_name)
         check_number("poll_interval_s", poll_interval_s, 0.1, whole=False)
+        self._queue_name = queue_name
         self._group = group or queue_name
         self._target = cluster
         self._poll_interval_s = poll_interval_s
@@ -104,9 +105,9 @@ class LagAutoscalingPolicy:
             self._is_asking.release()
 
     def _waiting(self, cluster: Cluster) -> int:
-        if self._group not in cluster.topics():
+        if self._queue_name not in cluster.topics():
             return 0
-        return int(cluster.describe_topic(self._group)["messages"])
+        return int(cluster.describe_topic(self._queue_name)["messages"])
 
 
 def connected(target: Cluster | str | None) -> Cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from raymq.client.transport.flight_client import FlightFetchStream
 from raymq.client.workers.leased import LeasedMessage
 from raymq.client.workers.workers import Workers
 from raymq.store.base.errors import Fenced, Rejected
@@ -237,6 +239,30 @@ def test_without_prefetch_only_what_is_asked_for_is_leased(
     message = take(workers)
     assert [take(other).offset for _ in range(4)] == [1, 2, 3, 4]
     message.ack()
+
+
+def test_a_settlement_that_is_interrupted_goes_on_in_the_thread(
+    served: ServedCluster, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(served, 8)
+    workers = make(prefetch=0)
+    settle, interrupted = FlightFetchStream.settle, []
+
+    def interrupt(stream: FlightFetchStream, arguments: Any) -> Any:
+        found = settle(stream, arguments)
+        if not interrupted and threading.current_thread() is threading.main_thread():
+            interrupted.append(arguments["settle"])
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(FlightFetchStream, "settle", interrupt)
+    for _ in range(8):
+        message = take(workers)
+        # The first one of a shard may be sent by the thread, which begins then.
+        with contextlib.suppress(KeyboardInterrupt):
+            message.ack()
+    assert len(interrupted) == 1
+    until(lambda: served.cluster.describe_group("g")["lag"] == 0, lambda: time.sleep(0.01))
 
 
 def test_pipelined_settlements_are_futures(served: ServedCluster, make: Make) -> None:

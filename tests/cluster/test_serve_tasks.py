@@ -294,11 +294,12 @@ def test_wrong_tasks_are_refused(make: Make) -> None:
         adapter.enqueue_task_sync("t", args=[object()])
 
 
+@pytest.mark.parametrize("group", [None, "another-group"])
 def test_as_many_replicas_are_wanted_as_there_are_tasks(
-    served: ServedCluster, make: Make, queue: str
+    served: ServedCluster, make: Make, queue: str, group: str | None
 ) -> None:
-    adapter = make()
-    policy = LagAutoscalingPolicy(queue, cluster=served.cluster, poll_interval_s=0.1)
+    adapter = make(options={"group": group})
+    policy = LagAutoscalingPolicy(queue, cluster=served.cluster, group=group, poll_interval_s=0.1)
 
     def wanted(replicas: int) -> int | float:
         config = SimpleNamespace(get_target_ongoing_requests=lambda: 2.0)
